@@ -62,6 +62,7 @@ class NullRuntime:
             page_size=page_size,
             max_batch_size=rows + 1,
             eos_token_ids=frozenset({0}),
+            goes_ahead=True,
         )
         self._token_id = token_id
         self.progress: Progress = nothing

@@ -49,7 +49,14 @@ class Harness:
         rules = StopRules.of(sampling, limits.eos_token_ids, len(prompt), limits.max_model_len)
         drafter = NgramProposer().drafter(prompt.tolist()) if self._drafts else None
         followers, arrived = Followers(drafter=drafter), Arrival(arrival)
-        sequence = ScheduledSequence(request, SequenceInputs(prompt), rules, arrival=arrived, followers=followers)
+        sequence = ScheduledSequence(
+            request,
+            SequenceInputs(prompt),
+            rules,
+            arrival=arrived,
+            followers=followers,
+            goes_ahead=limits.goes_ahead,
+        )
         self.scheduler.state.enqueue(sequence)
 
     def plan(self) -> StepPlan | None:

@@ -33,6 +33,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 SEQUENCES = 8
 BATCHES = (1, 8, 32)
 ROWS = 64
+VERIFY_S, DRAFTS = 0.007, 3
 
 
 def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tracer = NO_TRACE) -> float:
@@ -77,6 +78,30 @@ def beside_copies(result: report.Report, steps: int) -> None:
         note = f"peer: without; {saved} chunks of 4 MiB"
         title = f"64 rows, steps beside copies of KV to files: {name}"
         result.add(title, with_tier, "ms", peer=without, target=1.03, better="lower", note=note)
+
+
+def with_drafts(result: report.Report, steps: int) -> None:
+    """A device that takes 7 ms a step and accepts every draft: tokens a second, of those that it could yield."""
+    for rows in (1, ROWS):
+        runtime = TimedRuntime(VERIFY_S, rows=rows)
+        config = EngineConfig(max_num_seqs=rows, speculative_tokens=DRAFTS)
+        n_tokens = steps * (1 + DRAFTS)
+        with Engine(config, runtime=runtime) as engine:
+            sampling = SamplingParams(max_tokens=n_tokens, ignore_eos=True)
+            handles = [engine.submit(Request(prompt=[7] * 8, sampling=sampling)) for _ in range(rows)]
+            counts = [(time.perf_counter(), engine.stats()["generated_tokens"])]
+            while not all(handle.done() for handle in handles):
+                time.sleep(VERIFY_S)
+                counts.append((time.perf_counter(), engine.stats()["generated_tokens"]))
+        steady = [at for at in counts if 0.2 * rows * n_tokens < float(at[1]) < 0.8 * rows * n_tokens]
+        (begin, before), (end, after) = steady[0], steady[-1]
+        result.add(
+            f"{rows} rows, {DRAFTS} right drafts a step of {VERIFY_S * 1e3:.0f} ms",
+            (float(after) - float(before)) / (end - begin),
+            "tokens/s",
+            floor=rows * (1 + DRAFTS) / VERIFY_S,
+            target=0.95,
+        )
 
 
 def on_the_cpu(result: report.Report, batch: int, engines: Mapping[str, Engine], rounds: int, tokens: int) -> None:
@@ -138,6 +163,7 @@ def main(argv: list[str] | None = None) -> None:
                 target=1.05 if pipeline == "on" else None,
                 better="lower",
             )
+    with_drafts(result, 100 if options.quick else 300)
     beside_copies(result, 200 if options.quick else 600)
     modes = {mode: EngineConfig(device="cpu", pipeline=mode, prefix_cache="off") for mode in ("on", "off")}
     with Engine(modes["on"]) as pipelined, Engine(modes["off"]) as blocking:

@@ -24,14 +24,15 @@ def fill_draft_masks(state: ConstraintState, drafts: Sequence[int], out: Int32Ar
     """The masks of a verify: `out` int32 [len(drafts) + 1, words], row k for the position after `drafts[:k]`.
 
     Returns the number of leading drafts that the constraint allows. Rows after the first disallowed draft are not
-    written, because that draft is always rejected. Nor is the row of a place where nothing may come: the request
-    fails when it gets there, and not if the drafts before are rejected. The state is restored.
+    written, because that draft is always rejected; nor are those behind the constraint's end. Nor is the row of a
+    place where nothing may come: the request fails when it gets there, and not if the drafts before are rejected.
+    The state is restored.
     """
     n_consumed = 0
     try:
         state.fill_mask(out[0])
         for draft in drafts:
-            if not state.consume(draft):
+            if state.finished or not state.consume(draft):
                 return n_consumed
             n_consumed += 1
             try:

@@ -28,7 +28,7 @@ from petiole.gpu_worker.engine.statistics import imbalance, scheduler_stats
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.preparation.preparation import ConstraintCompiler, Preparer
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
-from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
+from petiole.gpu_worker.runtime.interface import DRAFTED, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.kv_tier import open_files, open_tier
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
@@ -92,7 +92,7 @@ class Engine(Serving[EngineLoop]):
             limits,
             tokenizer=self.tokenizer,
             compile_constraint=compile_constraint or parts.compile_constraint,
-            proposer=proposer or (HeadProposer() if limits.drafts else NgramProposer()),
+            proposer=proposer or (HeadProposer([DRAFTED] * limits.drafts) if limits.drafts else NgramProposer()),
             adapter_key=self.runtime.adapter_key,
             sequence=RememberingSequence if config.debug or tracer.enabled else ScheduledSequence,
         )

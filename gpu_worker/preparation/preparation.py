@@ -122,6 +122,7 @@ class Preparer:
             followers=Followers(constraint, drafter, output),
             max_outstanding=1 if self.config.pipeline == "off" else 2,
             keeps_state=self.limits.snapshots > 0,
+            goes_ahead=self.limits.goes_ahead,
         )
 
     def texts(self, request: Request) -> TextInputs:

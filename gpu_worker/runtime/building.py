@@ -36,12 +36,14 @@ from petiole.gpu_worker.runtime.interface import (
     VECTORS,
     Computing,
     ModelLimits,
+    StepBatch,
 )
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, snapshots_of, window_pools
 from petiole.gpu_worker.runtime.memory.states import StatePool, new_state_pool
 from petiole.gpu_worker.runtime.model_files import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.platforms import Platform, StepMemory
+from petiole.gpu_worker.runtime.step.in_doubt import RowsInDoubt
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates
 from petiole.gpu_worker.runtime.step.sampler import OutputSampler
@@ -57,12 +59,13 @@ class Staging:
     time.
 
     `sources`: outputs of sampling on the device. Kept until the slot is reused, because the copy stream reads
-    them.
+    them. `batch`: settled as soon as the forward runs, and so is `plan`.
     """
 
     sources: dict[str, Tensor] = field(default_factory=dict)
     states: StepStates | None = None
     plan: OutputPlan | None = None
+    batch: StepBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class Built:
     sampler: OutputSampler
     sides: Mapping[str, SideOutput]
     slots: Sequence[DecodeSlot[Staging]]
+    in_doubt: RowsInDoubt | None
 
 
 def build(config: EngineConfig, device: Device | None = None, source: TensorSource | None = None) -> Built:
@@ -123,8 +127,11 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
             0 if kinds is None else kinds.width,
             drafts=decoder.plan.drafts > 0,
         )
+        in_doubt = None
+        if platform.device.tasks_wait:
+            in_doubt = RowsInDoubt(n_rows, decoder.plan.drafts, repeats=info.plan.keeps_states)
         sampler = OutputSampler(
-            states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept
+            states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept, in_doubt
         )
         sides = side_outputs(decoder)
         slots = tuple(_new_slot(k, config, sides, platform.device, stream, copy_stream) for k in range(N_SLOTS))
@@ -134,7 +141,19 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         memory = StepMemory(cache, bank, states, _new_states(config, decoder, platform, pools))
         platform.device.synchronize()  # tensors created on other streams are complete
     return Built(
-        config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, sides, slots
+        config,
+        platform,
+        reader,
+        info,
+        decoder,
+        stream,
+        copy_stream,
+        memory,
+        adapters,
+        sampler,
+        sides,
+        slots,
+        in_doubt,
     )
 
 
@@ -176,6 +195,8 @@ def limits_of(
     config: EngineConfig,
     device: Device,
     computing: Computing,
+    *,
+    goes_ahead: bool,
 ) -> ModelLimits:
     """What the scheduler must know of a model and its memory."""
     cache, recurrent = memory.cache, memory.recurrent
@@ -201,6 +222,7 @@ def limits_of(
         batching=config.batching,
         computing=computing,
         drafts=decoder.plan.drafts,
+        goes_ahead=goes_ahead,
     )
 
 

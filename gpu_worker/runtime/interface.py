@@ -10,6 +10,9 @@ nothing: it makes the features of images, which later prefills take as inputs.
 `PENDING` stands for an input that only the device knows: it is read from the row's pending buffer, which the
 previous sampling of that row wrote. So there is no host round trip between two steps.
 
+Nor is there one behind a verification, where the runtime `goes_ahead`: the row is *in doubt*, its step is planned
+for the case that all drafts are accepted, and in stream order the runtime finds where it begins (`in_doubt`).
+
 All host data of a step (row bindings, page-table updates, sampling parameters, masks) is in its `StepBatch` and is
 copied through the step's own buffers, in stream order.
 """
@@ -38,6 +41,9 @@ StepKind = Literal["prefill", "decode", "verify", "mixed", "encode"]
 
 PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
+
+DRAFTED = -3
+"""In `StepBatch.token_ids`: read what the runtime drafted behind the row's pending input, one after the other."""
 
 VALUES = "values"
 TYPES = "types"
@@ -152,9 +158,13 @@ class StepBatch:
     rows:       int32 [B], page-table rows; distinct, never 0
     starts:     int32 [B], KV length of each row before the step (GPU progress, not committed progress)
     lengths:    int32 [B], positions appended; 1 for decode
-    token_ids:  int32 [T], inputs; PENDING only as a row's first
+    token_ids:  int32 [T], inputs; PENDING only as a row's first, DRAFTED only behind PENDING
     outputs:    int32 [B], tokens sampled: 0 for a chunk that is not the last and for a recompute, 1 for a final
                 chunk or a decode, 1 + the number of drafts for a verify
+    in_doubt:   int32 [B], the drafts of each row that an earlier step verifies, unknown to the host: the row
+                begins at `starts` if all are accepted. Else it begins as many positions before as are rejected; a
+                row with states begins at the state before the drafts, and repeats those that are accepted before
+                its first input. None if all rows begin at `starts`
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
@@ -188,6 +198,7 @@ class StepBatch:
     bindings: Sequence[RowBinding]
     pages: PageUpdates
     following: Int32Array | None = None
+    in_doubt: Int32Array | None = None
     side_inputs: Mapping[str, Int32Array] = field(default_factory=dict)
     pending_sides: Mapping[str, Int32Array] = field(default_factory=dict)
     kept: Mapping[str, Sequence[KeptInput]] = field(default_factory=dict)
@@ -202,6 +213,11 @@ class StepBatch:
     @property
     def size(self) -> int:
         return len(self.rows)
+
+    @property
+    def earliest(self) -> Int32Array:
+        """int32 [B]: the first position at which each row may begin."""
+        return self.starts if self.in_doubt is None else self.starts - self.in_doubt
 
     @property
     def certain(self) -> Int32Array:
@@ -334,7 +350,8 @@ class ModelLimits:
     so. `pictures`: turns pictures into what is encoded, or None. `processor`: turns skill calls into prompts, or
     None. `files`: which files of this machine the weights are from. `batching`: the meaning of settings of 0, on
     this device and with this memory. `computing`: for operators alone. `drafts`: how many
-    tokens each step drafts for each of its rows; 0: the runtime drafts nothing."""
+    tokens each step drafts for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it takes
+    steps of rows in doubt, and DRAFTED."""
 
     model: str
     fingerprint: str
@@ -357,6 +374,7 @@ class ModelLimits:
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)
     drafts: int = 0
+    goes_ahead: bool = False
 
     @property
     def whole_texts(self) -> bool:

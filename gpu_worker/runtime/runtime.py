@@ -37,6 +37,7 @@ from petiole.gpu_worker.runtime.memory.copies import PoolCopies
 from petiole.gpu_worker.runtime.memory.features import KeptFeatures
 from petiole.gpu_worker.runtime.model_files import ModelInfo
 from petiole.gpu_worker.runtime.platforms import Executor
+from petiole.gpu_worker.runtime.step.in_doubt import is_open
 from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates, lay_out
 
 
@@ -70,6 +71,7 @@ class ModelRuntime:
         self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
+        self._in_doubt = built.in_doubt
         self.kv_copies: KVCopies | None = None
         kept = built.decoder.plan.with_drafting
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
@@ -99,7 +101,15 @@ class ModelRuntime:
             instructions=self._executor.instructions,
             threads=torch.get_num_threads() if self._device.kind == "cpu" else 0,
         )
-        return limits_of(self._info, self._decoder, self._memory, self.config, self._device, computing)
+        return limits_of(
+            self._info,
+            self._decoder,
+            self._memory,
+            self.config,
+            self._device,
+            computing,
+            goes_ahead=self._in_doubt is not None,
+        )
 
     # -- steps
 
@@ -107,18 +117,26 @@ class ModelRuntime:
         staging = self._slots[slot_id].staging
         assert self._takes.issuperset((*batch.side_inputs, *batch.kept)), "side inputs are declared"
         self._states.bind(batch.bindings)
-        inputs = lay_out(batch, self._states.adapters(batch.rows))
-        staging.plan = self._states.plan_outputs(batch, inputs)
+        bound = self._states.bound(batch.rows)
+        inputs = lay_out(batch, bound.adapters)
+        staging.batch, staging.plan = batch, self._states.plan_outputs(batch, inputs, bound)
         if batch.kind == "encode":
             staging.states = None
             self._enqueue(lambda: self._encode(slot_id, batch.images), batch.kind)
             return
-        if self._decoder.images is not None and batch.kind == "decode":
-            inputs = replace(inputs, rotary=inputs.positions + self._states.rotary_offsets(batch.rows))
 
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
-            step = replace(inputs, kept=self._kept(batch)) if batch.kept else inputs
+            settled, step = batch, inputs
+            if is_open(batch):
+                assert self._in_doubt is not None, "only a runtime that goes ahead takes open batches"
+                settled = self._in_doubt.settled(batch, self._states.pending.token_ids.numpy())
+                step = lay_out(settled, bound.adapters)
+                staging.batch, staging.plan = settled, self._states.plan_outputs(settled, step, bound)
+            if self._decoder.images is not None and batch.kind == "decode":
+                step = replace(step, rotary=step.positions + bound.rotary_offsets.repeat(settled.lengths))
+            if batch.kept:
+                step = replace(step, kept=self._kept(settled))
             staging.states = self._executor.forward(slot_id, step)
             if len(inputs.known_pending):
                 known = None if inputs.known_values is None else self._up(inputs.known_values)
@@ -150,10 +168,12 @@ class ModelRuntime:
             lengths |= dict.fromkeys(names, plan.scores.n)
 
         def sample() -> None:
-            states = staging.states
+            states, settled, outputs = staging.states, staging.batch, staging.plan
             if plan.n or plan.scores is not None or plan.following is not None:
                 assert states is not None
-                sources.update(self._sampler.sample(plan, batch, states, mask))
+                assert settled is not None
+                assert outputs is not None
+                sources.update(self._sampler.sample(outputs, settled, states, mask))
 
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()

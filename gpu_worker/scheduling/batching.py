@@ -12,7 +12,7 @@ recorded, by the page table; the row's next step sends all from the first of the
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, cast
@@ -126,15 +126,18 @@ def payload_of(step: LaunchHandle[ScheduledSequence] | PendingCommit[ScheduledSe
     return cast(StepPayload, step.payload)
 
 
-def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable) -> StepBatch:
+def make_batch(
+    plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable, in_doubt: Int32Array | None = None
+) -> StepBatch:
     """The batch of a plan whose pages are reserved and whose operations are scheduled. `starts`: int32 [B], the
-    first position of each operation."""
+    first position of each operation; `in_doubt`: see `StepBatch`."""
     n = len(plan.sequences)
     if plan.lengths is None:
         ones, pending = _constant(n, 1), _constant(n, PENDING)
         pages = page_updates(table, rows, starts, ones, _constant(0, 0))
-        return StepBatch(plan.kind, rows, starts, ones, pending, ones, pending, [], pages)
-    return _ragged_batch(plan, starts, np.array(plan.lengths, np.int32), rows, table)
+        return StepBatch(plan.kind, rows, starts, ones, pending, ones, pending, [], pages, in_doubt=in_doubt)
+    batch = _ragged_batch(plan, starts, np.array(plan.lengths, np.int32), rows, table)
+    return batch if in_doubt is None else replace(batch, in_doubt=in_doubt)
 
 
 def encode_batch(images: Sequence[EncodeInput]) -> StepBatch:

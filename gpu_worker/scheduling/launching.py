@@ -25,22 +25,25 @@ from petiole.gpu_worker.scheduling.outcomes import AllocationFailed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Before:
-    """A plan's sequences before their launch: their rows, where their operations start, how many pages their rows
-    have, and how much the sequences of its chunks have published."""
+    """A plan's sequences before their launch: their rows, where their operations start at the latest, how many
+    positions before they may (None if none may), how many pages their rows have, and how much the sequences of its
+    chunks have published."""
 
     rows: Int32Array
     starts: Int32Array
+    in_doubt: Int32Array | None
     pages: npt.NDArray[np.int64]
     published: Sequence[int]
 
 
 class Preparation:
-    """One attempt to launch a plan. `keys` makes keys for the embeddings of images."""
+    """One attempt to launch a plan. `keys` makes keys for the embeddings of images. `drafts`: whether there may be
+    any."""
 
-    def __init__(self, plan: StepPlan, manager: KVCacheManager, keys: Iterator[int]) -> None:
+    def __init__(self, plan: StepPlan, manager: KVCacheManager, keys: Iterator[int], *, drafts: bool) -> None:
         self._plan = plan
         self._manager = manager
-        self._keys = keys
+        self._keys, self._drafts = keys, drafts
         self._before: _Before | None = None
         self._made: Snapshots | None = None
 
@@ -50,7 +53,10 @@ class Preparation:
         rows = np.array([seq.row for seq in plan.sequences], np.int32)
         starts = np.array([seq.scheduled_position for seq in plan.sequences], np.int32)
         published = [seq.published for seq in plan.chunks]
-        before = _Before(rows, starts, self._manager.table.page_counts(rows), published)
+        in_doubt = None
+        if self._drafts and any(seq.in_doubt for seq in plan.sequences):
+            in_doubt = np.array([seq.in_doubt for seq in plan.sequences], np.int32)
+        before = _Before(rows, starts, in_doubt, self._manager.table.page_counts(rows), published)
         self._before = before
         batch = self._encode() if plan.kind == "encode" else self._schedule(before)
         return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
@@ -96,7 +102,7 @@ class Preparation:
                     seq.schedule_speculative(1 + len(plan.drafts[i]), planned=True)
                 else:
                     seq.schedule_decode(planned=True)
-        batch = make_batch(plan, starts, rows, table)
+        batch = make_batch(plan, starts, rows, table, before.in_doubt)
         for seq, end in zip(plan.chunks, ends[plan.n_decodes :].tolist(), strict=True):
             assert seq.allocation is not None
             # Later launches may reuse this KV, since they run after this step on the device stream.
@@ -106,6 +112,8 @@ class Preparation:
             return batch
         # Drafts may be rejected, and the state before them is copied elsewhere already.
         surely = np.where(batch.outputs > 1, starts + batch.certain - 1, ends)
+        if before.in_doubt is not None:
+            surely = np.where(before.in_doubt > 0, starts, surely)
         self._made = states.make(table.matrix, rows.astype(np.int64), starts, surely)
         return replace(batch, states=state_updates(states, batch, self._made))
 

@@ -28,7 +28,7 @@ from petiole.gpu_worker.constraints import (
 )
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import FinishReason, SamplingParams
-from petiole.gpu_worker.runtime.interface import Int32Array, TokenMask
+from petiole.gpu_worker.runtime.interface import Int32Array, StepBatch, TokenMask
 from petiole.gpu_worker.scheduling.batching import StepPayload
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import Finish
@@ -41,13 +41,17 @@ def constrained(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequenc
     return [seq for seq in sequences if seq.constraint is not None and not seq.finalized]
 
 
-def awaiting_commit(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
-    """The constrained sequences whose masks depend on the earlier tokens themselves, not only on how many they
-    are."""
+def awaiting_commit(sequences: Sequence[ScheduledSequence], batch: StepBatch) -> list[ScheduledSequence]:
+    """The constrained sequences of a batch whose masks depend on the earlier tokens themselves, or on how many
+    these are where only the device knows that."""
+    exact = batch.outputs == 1 if batch.in_doubt is None else (batch.outputs == 1) & (batch.in_doubt == 0)
     return [
         seq
-        for seq in constrained(sequences)
-        if not isinstance(seq.constraint, PositionalConstraint) and not _is_free(seq)
+        for seq, known in zip(sequences, exact.tolist(), strict=True)
+        if seq.constraint is not None
+        and not seq.finalized
+        and not (known and isinstance(seq.constraint, PositionalConstraint))
+        and not _is_free(seq)
     ]
 
 
@@ -71,13 +75,12 @@ def compute_mask(
     plain: list[tuple[int, ScheduledSequence]] = []  # (output index, sequence) of sequences with one output
     indices: list[int] = []
     masks: list[Int32Array] = []
-    ends = payload.batch.starts + payload.batch.lengths
     for i, seq in enumerate(sequences):
         if seq.constraint is None or seq.finalized or outputs[i] == 0 or _is_free(seq):
             continue
         if outputs[i] == 1 and isinstance(seq.constraint, PositionalConstraint):
             row = np.zeros((1, n_words), np.int32)
-            if _try(seq, fail, partial(_fill_at, index=int(ends[i]) - seq.num_input_tokens, out=row[0])):
+            if _try(seq, fail, partial(_fill_at, index=seq.scheduled_position - seq.num_input_tokens, out=row[0])):
                 indices.append(int(firsts[i]))
                 masks.append(row)
             continue

@@ -139,6 +139,7 @@ class ScheduledSequence(SchedulableSequence):
         followers: Followers = NOBODY,
         max_outstanding: int = 2,
         keeps_state: bool = False,
+        goes_ahead: bool = False,
     ) -> None:
         super().__init__(
             inputs.ids,
@@ -146,6 +147,7 @@ class ScheduledSequence(SchedulableSequence):
             generated=request.resume_token_ids,
             max_outstanding=max_outstanding,
             keeps_state=keeps_state,
+            goes_ahead=goes_ahead,
         )
         self.request, self.rules = request, rules
         self.rank, self.arrival_s = (request.priority, arrival.number), arrival.at_s

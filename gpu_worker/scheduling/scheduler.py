@@ -92,9 +92,9 @@ class Scheduler:
             self.state.audit()
             return self.planner.schedule_step(pipeline, now)
 
-    def schedule_decode_step(self) -> StepPlan | None:
+    def schedule_decode_step(self, pipeline: PipelineState[ScheduledSequence]) -> StepPlan | None:
         """The next decode or verify step, or None. Changes no sequence."""
-        return self.planner.schedule_decode_step()
+        return self.planner.schedule_decode_step(pipeline)
 
     # ------------------------------------------------------------ launch
 
@@ -132,7 +132,7 @@ class Scheduler:
     def _slide(table: GroupedTable, batch: StepBatch) -> None:
         """Give back what lies behind the windows of the rows' later steps. Drafts may be rejected. All other
         positions will be committed."""
-        table.slide(batch.rows, batch.starts + batch.certain)
+        table.slide(batch.rows, batch.earliest + batch.certain)
 
     def _prepare(self, plan: StepPlan, slot_id: int) -> StepPayload | None:
         """The host side of a launch. If it fails, each sequence of the plan is tried alone. Those that fail again
@@ -162,7 +162,8 @@ class Scheduler:
 
     def _attempt(self, plan: StepPlan, slot_id: int, *, trial: bool = False) -> StepPayload | Exception:
         """The prepared step, or the error. After an error or a trial, everything is as before."""
-        preparation = Preparation(plan, self.manager, self._keys)
+        drafts = self.state.config.speculative_tokens > 0
+        preparation = Preparation(plan, self.manager, self._keys, drafts=drafts)
         try:
             outcome: StepPayload | Exception = preparation.prepare(slot_id, self.state.counters.steps)
         except Exception as error:
@@ -202,7 +203,7 @@ class Scheduler:
 
     def sampling_must_wait(self, handle: Launch, step: Pending) -> bool:
         """Whether `step` contains a constrained sequence of `handle`, whose mask depends on the step's outcome."""
-        constrained = masks.awaiting_commit(handle.sequences)
+        constrained = masks.awaiting_commit(handle.sequences, payload_of(handle).batch)
         return bool(constrained) and not set(step.sequences).isdisjoint(constrained)
 
     def compute_mask(self, handle: Launch) -> TokenMask | None:

@@ -18,13 +18,17 @@ about them is derived from their queue:
 
 Preconditions count the tokens that outstanding operations will yield. A decode and a final prefill chunk yield
 exactly one token, so a decode may be scheduled after them: the sequence then has exactly one tail token. A
-speculative operation yields an unknown number of tokens; it is exclusive until it is applied.
+speculative operation yields an unknown number of tokens. Where the runtime knows lengths alone (`goes_ahead`), the
+next operation is scheduled all the same, and planned for the most tokens: it begins at `scheduled_position` or up
+to `in_doubt` positions before. Elsewhere a speculative operation is exclusive until it is applied.
 
 Layers that keep a state cannot drop inputs that were rejected. Such a sequence (`keeps_state`) goes back to the
 state before its first draft, and the accepted drafts join its tail. Its next operation computes them once more:
 
     tokens       p p p p g g d d     the drafts d d were accepted, and the next was not
     kv           # # # # # # - -     kv_position = 6: the next operation begins there, with three inputs
+
+If that operation is outstanding already, it grows by the inputs that it repeats.
 
 Prefill computes the positions up to a target. The target is normally the prompt, and the last chunk yields the
 first token. After a preemption, a resume or a reload of weights, generated tokens are known already. Then the
@@ -78,7 +82,8 @@ class SchedulableSequence:
 
     `num_known_tokens`: generated tokens known when the current prefill began. `blocks` is set by
     `match_and_add_prefix`; without it, memory is unlimited (used by tests). `keeps_state`: whether a
-    rejected draft takes the drafts before it back, too: see the module.
+    rejected draft takes the drafts before it back, too: see the module. `goes_ahead`: whether operations may be
+    scheduled behind a speculative one.
     """
 
     __slots__ = (
@@ -86,6 +91,7 @@ class SchedulableSequence:
         "blocks",
         "finalized",
         "generated",
+        "goes_ahead",
         "keeps_state",
         "kv_position",
         "max_output_tokens",
@@ -103,6 +109,7 @@ class SchedulableSequence:
         generated: Sequence[int] = (),
         max_outstanding: int = 2,
         keeps_state: bool = False,
+        goes_ahead: bool = False,
     ) -> None:
         self.prompt: IntArray = np.asarray(tokens, dtype=np.int32)
         if len(self.prompt) == 0:
@@ -112,6 +119,7 @@ class SchedulableSequence:
         self.max_output_tokens = max_output_tokens
         self.max_outstanding = max_outstanding
         self.keeps_state = keeps_state
+        self.goes_ahead = goes_ahead
         self.finalized = False
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
@@ -166,6 +174,12 @@ class SchedulableSequence:
         return sum([op.max_yield for op in self._outstanding])
 
     @property
+    def in_doubt(self) -> int:
+        """How many positions before `scheduled_position` the next operation may begin: drafts that outstanding
+        operations verify."""
+        return sum([op.max_yield - 1 for op in self._outstanding if op.max_yield > 1])
+
+    @property
     def prefill_target(self) -> int:
         """Number of positions to prefill: the prompt, or all known tokens but the last."""
         return len(self.prompt) + self.num_known_tokens - self.is_recompute
@@ -197,8 +211,10 @@ class SchedulableSequence:
         if outstanding[-1] is _DECODE:  # after a decode there is exactly one tail token
             yields = 1 if len(outstanding) == 1 else self.outstanding_yield
             return len(self.generated) + yields < self.max_output_tokens
-        if self.state is SequenceState.SPECULATIVE_SCHEDULED or self.is_prefilling or self.remaining_tokens <= 0:
+        if self.is_prefilling or self.remaining_tokens <= 0:
             return False
+        if self.state is SequenceState.SPECULATIVE_SCHEDULED:
+            return self.goes_ahead
         return self.tail_tokens + self.outstanding_yield == self.scheduled_position - self.kv_position + 1
 
     def tokens(self, start: int = 0, stop: int | None = None) -> IntArray:
@@ -272,11 +288,11 @@ class SchedulableSequence:
         """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them. `planned`: as
         in `schedule_decode`."""
         if not planned:
-            if self._outstanding or not self.can_decode:
+            if (self._outstanding and not self.goes_ahead) or not self.can_decode:
                 self._refuse()
             if not 0 < n_tokens <= self.remaining_tokens:
                 raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
-            self._cover(self.kv_position + self.n_repeated + n_tokens)
+            self._cover(self.scheduled_position + self.n_repeated + n_tokens)
         self._outstanding.append(_verification(self.n_repeated + n_tokens, n_tokens))
 
     def revert_schedule(self) -> None:
@@ -321,11 +337,15 @@ class SchedulableSequence:
         op = self._oldest(SequenceState.SPECULATIVE_SCHEDULED)
         if not 0 < len(accepted) <= op.max_yield:
             raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
-        self._outstanding.popleft()
+        outstanding = self._outstanding
+        outstanding.popleft()
         self.generated.extend(accepted)
         goes_back = self.keeps_state and len(accepted) < op.max_yield
         self.kv_position += op.n_positions - op.max_yield + (1 if goes_back else len(accepted))
-        computed = self.total_tokens - 1
+        if outstanding and self.tail_tokens > 1:
+            behind = outstanding[0]
+            outstanding[0] = behind._replace(n_positions=behind.n_positions + self.tail_tokens - 1)
+        computed = max(self.total_tokens - 1, self.scheduled_position)
         if self.blocks is not None and self.blocks.kv_capacity > computed:
             self.blocks.trim(computed)
 
@@ -352,7 +372,7 @@ class SchedulableSequence:
 
     def _refuse(self) -> NoReturn:
         """Raise the error for the first reason why no decode may be scheduled."""
-        exclusive = self.state is SequenceState.SPECULATIVE_SCHEDULED
+        exclusive = self.state is SequenceState.SPECULATIVE_SCHEDULED and not self.goes_ahead
         if exclusive or len(self._outstanding) >= self.max_outstanding:
             raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
         if self.is_prefilling:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, behind, worthwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,10 @@ class NgramDrafter:
                 self.trust += LATEST * ((own[start] == token) - self.trust)
             own.append(int(token))
 
-    def propose(self, count: int) -> list[int]:
-        return self.guess(min(count, self.worthwhile))
+    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+        if launched is None:
+            return self.guess(min(count, self.worthwhile))
+        return behind(launched, self.guess(min(1 + len(launched) + count, self.worthwhile)), count)
 
     @property
     def worthwhile(self) -> int:

@@ -1,13 +1,14 @@
 """The interface of draft sources, and the acceptance statistics.
 
 An engine has one `Proposer`, each sequence one `Drafter`. The scheduler passes every committed token to the
-drafter and requests drafts when it plans a step for an idle sequence: `extend` feeds it, `propose` returns the
+drafter and requests drafts when it plans a step of the sequence: `extend` feeds it, `propose` returns the
 drafts that are ready. A runtime that drafts itself (`ModelLimits.drafts`) sends its drafts with each step, and
 `offer` passes them on.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -28,15 +29,27 @@ def worthwhile(trust: float) -> int:
     return 0 if trust < 0.5 else int(math.log(0.5) / math.log(min(trust, 0.99)))
 
 
+def behind(launched: Sequence[int], guess: Sequence[int], count: int) -> Sequence[int]:
+    """At most `count` tokens of a guess that follow those that a step in flight is expected to yield. guess: of
+    the next tokens; launched: the drafts that the step verifies, of which it accepts those that agree with the
+    guess."""
+    agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(launched, guess, strict=False))
+    expected = 1 + sum(1 for _ in agreeing)
+    return guess[expected : expected + count]
+
+
 class Drafter(Protocol):
     """The draft source of one sequence. An exception fails only that request."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append the tokens committed since the last call."""
 
-    def propose(self, count: int) -> Sequence[int]:
-        """At most `count` drafts for the next tokens; may be empty. Changes nothing: it may be called again before
-        the next `extend`."""
+    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+        """At most `count` drafts; may be empty. Changes nothing: it may be called again before the next `extend`.
+
+        launched None: drafts for the next tokens. Otherwise a step is in flight behind the last token, with these
+        drafts: the proposal is for the tokens after those that this step is expected to yield, one at least. It
+        may be wrong about them, and then its drafts are rejected."""
 
     def offer(self, drafts: Sequence[int]) -> None:
         """What the runtime drafted after all tokens that were committed."""

@@ -106,6 +106,7 @@ class LateDevice:
     """See `Device`."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
+    tasks_wait = False
 
     def __init__(self) -> None:
         self.on_span = None

@@ -10,7 +10,7 @@ from petiole.gpu_worker import Delta, Engine, EngineConfig, FinishReason, Reques
 from petiole.gpu_worker.preparation.preparation import resolve_seed
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling.stopping import Finish
-from petiole.gpu_worker.speculation import HeadDrafter, NgramDrafter
+from petiole.gpu_worker.speculation import HeadDrafter, HeadProposer, NgramDrafter
 from tests.support.toy_runtime import ToyRuntime, toy_continuation
 from tests.support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
 
@@ -35,13 +35,13 @@ class BoldProposer:
 class BoldHead(HeadDrafter):
     """Likewise, of what the runtime drafts."""
 
-    def propose(self, count: int) -> Sequence[int]:
-        return self._drafts[:count]
+    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+        return (self._drafts if launched is None else self._unseen)[:count]
 
 
-class BoldHeadProposer:
+class BoldHeadProposer(HeadProposer):
     def drafter(self, tokens: Sequence[int]) -> BoldHead:
-        return BoldHead()
+        return BoldHead(self.unseen)
 
 
 def toy_engine(

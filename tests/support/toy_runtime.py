@@ -26,6 +26,7 @@ from petiole.gpu_worker.runtime.device.device import DeviceError
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.runtime.interface import (
+    DRAFTED,
     PENDING,
     LoadWeights,
     ModelLimits,
@@ -62,6 +63,9 @@ class Row:
     counts: dict[int, int] = field(default_factory=dict)
     n_prompt: int = 0
     ends: Collection[int] = ()
+    drafts: list[int] = field(default_factory=list)  # behind the pending input
+    start: int = 0  # of the step behind a verification
+    repeated: list[int] = field(default_factory=list)  # the inputs with which that step begins
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Staging:
     batch: StepBatch | None = None
     mask: TokenMask | None = None
     states: list[tuple[int, int, int, int]] = field(default_factory=list)  # (row, position, hash, last token)
+    spans: list[tuple[int, list[int]]] = field(default_factory=list)  # of each row its start and inputs
 
 
 class ToyCopies:
@@ -145,6 +150,7 @@ class ToyRuntime:
         ring: int = 1000,
         drafts: int = 0,
         right: float = 1.0,
+        goes_ahead: bool = True,
     ) -> None:
         self.limits = ModelLimits(
             model="toy",
@@ -158,6 +164,7 @@ class ToyRuntime:
             snapshots=snapshots,
             eos_token_ids=eos,
             drafts=drafts,
+            goes_ahead=goes_ahead,
         )
         self.right = right
         self.kv_copies = None if windows or snapshots else ToyCopies(self, ring)
@@ -257,21 +264,37 @@ class ToyRuntime:
             for row, source in zip(moves.begun.tolist(), moves.sources.tolist(), strict=True):
                 self.live[row] = self.snapshots[source]
                 self.before.pop(row, None)
-        staging.states = []
-        offset = 0
+        staging.states, staging.spans = [], [self._span(batch, i) for i in range(batch.size)]
         for i, row in enumerate(batch.rows.tolist()):
-            length, outputs = int(batch.lengths[i]), int(batch.outputs[i])
-            states = self._append(batch, row, int(batch.starts[i]), offset, length)
+            (start, inputs), outputs = staging.spans[i], int(batch.outputs[i])
+            states = self._append(row, start, inputs)
             if outputs:
                 staging.states += states[-outputs:]
             if batch.states is not None:
-                self._advance(batch.states, i, row, int(batch.starts[i]), states)
+                self._advance(batch.states, i, row, start, states, outputs)
             if batch.pending[i] != PENDING:
                 self.rows[row].pending = int(batch.pending[i])
-            offset += length
+
+    def _span(self, batch: StepBatch, i: int) -> tuple[int, list[int]]:
+        """Where a row begins, and its inputs."""
+        it, start, at = self.rows[int(batch.rows[i])], int(batch.starts[i]), int(batch.lengths[:i].sum())
+        given = batch.token_ids[at : at + int(batch.lengths[i])].tolist()
+        inputs = [it.pending if token == PENDING else token for token in given]
+        inputs = [it.drafts[k - 1] if token == DRAFTED else token for k, token in enumerate(inputs)]
+        if batch.in_doubt is not None and batch.in_doubt[i]:
+            assert start - batch.in_doubt[i] <= it.start <= start, "a row begins where it was not expected"
+            assert it.start + len(it.repeated) <= start, "a row ends where it was not expected"
+            return it.start, [*it.repeated, *inputs]
+        return start, inputs
 
     def _advance(
-        self, moves: StateUpdates, i: int, row: int, start: int, states: list[tuple[int, int, int, int]]
+        self,
+        moves: StateUpdates,
+        i: int,
+        row: int,
+        start: int,
+        states: list[tuple[int, int, int, int]],
+        outputs: int,
     ) -> None:
         """The row's state, or the one before its drafts, must be where the step begins, and hold what the KV
         does."""
@@ -285,9 +308,9 @@ class ToyRuntime:
         ):
             if k == i:
                 self.snapshots[slot] = (position, behind[position])
-        for k, position in zip(moves.undecided.tolist(), moves.certain.tolist(), strict=True):
-            if k == i:
-                self.before[row] = (position, behind[position])
+        if i in moves.undecided:
+            position = start + len(states) - outputs + 1
+            self.before[row] = (position, behind[position])
 
     def _bind(self, binding: RowBinding) -> None:
         counts: dict[int, int] = {}
@@ -302,18 +325,13 @@ class ToyRuntime:
             ends=binding.end_token_ids,
         )
 
-    def _append(
-        self, batch: StepBatch, row: int, start: int, offset: int, length: int
-    ) -> list[tuple[int, int, int, int]]:
-        """Write the KV of `length` positions; the hash of the whole history behind each of them."""
+    def _append(self, row: int, start: int, inputs: list[int]) -> list[tuple[int, int, int, int]]:
+        """Write the KV of the inputs; the hash of the whole history behind each of them."""
         self._check_windows(row, start)
         state = self._history(row, start)
         states = []
         size = self.limits.page_size
-        for at in range(length):
-            token, position = int(batch.token_ids[offset + at]), start + at
-            if token == PENDING:
-                token = self.rows[row].pending
+        for position, token in enumerate(inputs, start):
             adapter = self.adapters.get(self.rows[row].adapter_slot, "")
             entry = kv_entry(state, token, position, self.weights, adapter)
             self.kv[self.table[row, position // size], position % size] = entry
@@ -347,10 +365,10 @@ class ToyRuntime:
             if staging.mask is None
             else dict(zip(staging.mask.outputs.tolist(), staging.mask.bits, strict=True))
         )
-        first, offset = 0, 0
+        first = 0
         for i, row in enumerate(batch.rows.tolist()):
-            outputs, length = int(batch.outputs[i]), int(batch.lengths[i])
-            drafts = batch.token_ids[offset + length - outputs + 1 : offset + length].tolist() if outputs else []
+            outputs, (start, inputs) = int(batch.outputs[i]), staging.spans[i]
+            drafts = inputs[len(inputs) - outputs + 1 :] if outputs else []
             counts = dict(self.rows[row].counts)
             accepted = 0
             for j in range(outputs):
@@ -366,11 +384,15 @@ class ToyRuntime:
                         accepted = -accepted  # nothing behind it holds
                 else:
                     counts[token] = counts.get(token, 0) + 1
-            staging.accepted[i] = abs(accepted)
+            staging.accepted[i] = accepted = abs(accepted)
             if outputs:
-                staging.drafts[i] = self._drafted(staging.states[first + abs(accepted) - 1])
+                self.rows[row].drafts = self._drafted(staging.states[first + accepted - 1])
+                staging.drafts[i] = self.rows[row].drafts
+            self.rows[row].start, self.rows[row].repeated = start + len(inputs) - outputs + accepted, []
+            if self.limits.snapshots and accepted < outputs:
+                self.rows[row].start = start + len(inputs) - outputs + 1
+                self.rows[row].repeated = drafts[: accepted - 1]
             first += outputs
-            offset += length
 
     def _drafted(self, state: tuple[int, int, int, int]) -> list[int]:
         """The tokens after the one that was sampled after a state, without masks, of which each is right with a

@@ -104,6 +104,7 @@ class CpuDevice:
     """The CPU as a device; each stream has a thread. Only `host_buffer` needs torch."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
+    tasks_wait = True
 
     def __init__(self, *, jitter: Callable[[], None] | None = None) -> None:
         self.on_span: SpanHook | None = None

@@ -86,6 +86,7 @@ class CudaDevice:
     """The current CUDA device."""
 
     kind: Literal["cpu", "cuda"] = "cuda"
+    tasks_wait = False
 
     def __init__(self, index: int = 0) -> None:
         self.index = index

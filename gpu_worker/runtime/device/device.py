@@ -68,9 +68,12 @@ class DeviceStream(Protocol):
 
 
 class Device(Protocol):
-    """Creates streams and host buffers. Each engine has its own."""
+    """Creates streams and host buffers. Each engine has its own. tasks_wait: a task of a stream runs when all
+    before it are done, and may read what they made. False: it runs at once and only enqueues, so the host must
+    know all shapes."""
 
     kind: Literal["cpu", "cuda"]
+    tasks_wait: bool
     on_span: SpanHook | None
 
     def new_stream(self, name: str) -> DeviceStream: ...

@@ -8,6 +8,7 @@ pending       the next inputs of rows, which only the device knows
 sampler       from logits to token ids and the host's outputs
 sampling      the arithmetic of sampling, as pure functions
 verify        which drafts are accepted
+in_doubt      steps of rows whose drafts were being verified when the host planned
 token_values  from numbers to inputs, and from hidden states to numbers
 noise         noise of a seed and a position
 terms         what adapters add, in plain torch

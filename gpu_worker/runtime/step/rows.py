@@ -58,6 +58,19 @@ _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class BoundRows:
+    """What the rows of a step are bound to when it is launched. Later launches may bind them anew. All [B]; ends,
+    named: int64, tokens; without any if no row uses them."""
+
+    parameters: npt.NDArray[np.void]
+    uses: npt.NDArray[np.int64]
+    adapters: Int32Array
+    rotary_offsets: npt.NDArray[np.int64]
+    ends: Sequence[npt.NDArray[np.int64]]
+    named: Sequence[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
 class ScorePlan:
     """Given tokens to score: see `ScoredTokens`. at: int64 [S], their places among the outputs. token_ids: int64
     [S]."""
@@ -173,25 +186,36 @@ class RowStates:
             self._ends[binding.row] = self._known(binding.end_token_ids) if s.min_tokens else _NO_TOKENS
             self._named[binding.row] = np.array(s.logprob_token_ids, dtype=np.int64)
 
-    def adapters(self, rows: Int32Array) -> Int32Array:
-        return self._adapters[rows]
+    def bound(self, rows: Int32Array) -> BoundRows:
+        uses = self._uses[rows]
+        used = int(np.bitwise_or.reduce(uses))
+        return BoundRows(
+            self._parameters.take(rows),  # indexing can be slow
+            uses,
+            self._adapters[rows],
+            self._rotary_offsets[rows],
+            [self._ends[row] for row in rows.tolist()] if used & Uses.MIN_TOKENS else (),
+            [self._named[row] for row in rows.tolist()] if used & Uses.NAMED else (),
+        )
 
-    def rotary_offsets(self, rows: Int32Array) -> npt.NDArray[np.int64]:
-        return self._rotary_offsets[rows]
-
-    def plan_outputs(self, batch: StepBatch, inputs: StepInputs) -> OutputPlan:
-        """inputs: those of the batch."""
+    def plan_outputs(self, batch: StepBatch, inputs: StepInputs, bound: BoundRows) -> OutputPlan:
+        """inputs: those of the batch. bound: its rows. Of any thread: it reads nothing that a launch changes."""
         rows, positions = inputs.of_outputs(inputs.rows), inputs.of_outputs(inputs.positions) + 1
         verifies = batch.kind != "decode" and bool((batch.outputs > 1).any())
         drafts = drafts_of(batch, inputs) if verifies else None
-        used = self._uses[rows]
+        of = np.arange(batch.size).repeat(batch.outputs)
+        used = bound.uses[of]
         uses = int(np.bitwise_or.reduce(used))
-        parameters, pairs, ends = self._parameters.take(rows), _NO_PAIRS, _NO_PAIRS  # indexing can be slow
+        parameters, pairs, ends = bound.parameters.take(of), _NO_PAIRS, _NO_PAIRS
         if drafts is not None and uses & Uses.PENALTIES:
             pairs = draft_pairs(batch, inputs, (used & Uses.PENALTIES) != 0)
         if uses & Uses.MIN_TOKENS:
-            ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
-        named = self._named_at(rows, np.flatnonzero(used & Uses.NAMED)) if uses & Uses.NAMED else None
+            early = np.flatnonzero(positions < parameters["first_end"])
+            ends = _early_ends(early, [bound.ends[i] for i in of[early].tolist()])
+        named = None
+        if uses & Uses.NAMED:
+            naming = np.flatnonzero(used & Uses.NAMED)
+            named = _named_at(naming, [bound.named[i] for i in of[naming].tolist()])
         plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size, named)
         if self._drafts and batch.kind != "encode":
             following = following_of(batch, inputs)
@@ -200,20 +224,6 @@ class RowStates:
             return plan
         scores = ScorePlan(inputs.scored, scored.token_ids.astype(np.int64), scored.top)
         return replace(plan, sampled=inputs.sampled, scores=scores if scores.n else None)
-
-    def _early_ends(self, rows: npt.NDArray[np.int64], early: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """`OutputPlan.ends` of the outputs `early`."""
-        tokens = [self._ends[row] for row in rows[early].tolist()]
-        if not tokens:
-            return _NO_PAIRS
-        return np.stack([np.repeat(early, [len(ids) for ids in tokens]), np.concatenate(tokens)], axis=1)
-
-    def _named_at(self, rows: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """`OutputPlan.named` of these outputs."""
-        tokens = [self._named[row] for row in rows[outputs].tolist()]
-        lengths = np.array([len(ids) for ids in tokens])
-        places = ragged_arange(np.zeros_like(lengths), lengths)
-        return np.stack([np.repeat(outputs, lengths), places, np.concatenate(tokens)], axis=1)
 
     def _known(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
         """int64 [n], sorted: the distinct ids that the model has. The tokenizer may have others."""
@@ -272,6 +282,20 @@ class RowStates:
             dense[token] += value
         dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
         self._bias[row] = upload(dense, self._device)
+
+
+def _early_ends(early: npt.NDArray[np.int64], tokens: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """`OutputPlan.ends` of the outputs `early`, each with its end tokens."""
+    if not tokens:
+        return _NO_PAIRS
+    return np.stack([np.repeat(early, [len(ids) for ids in tokens]), np.concatenate(tokens)], axis=1)
+
+
+def _named_at(outputs: npt.NDArray[np.int64], tokens: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """`OutputPlan.named` of these outputs, each with its tokens."""
+    lengths = np.array([len(ids) for ids in tokens])
+    places = ragged_arange(np.zeros_like(lengths), lengths)
+    return np.stack([np.repeat(outputs, lengths), places, np.concatenate(tokens)], axis=1)
 
 
 def uses_of(s: SamplingParams) -> int:

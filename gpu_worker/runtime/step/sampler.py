@@ -17,6 +17,7 @@ from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.runtime.interface import VALUES, StepBatch, TokenMask
+from petiole.gpu_worker.runtime.step.in_doubt import RowsInDoubt
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, ScorePlan, Upload, Uses, sampled_with
 from petiole.gpu_worker.runtime.step.sampling import (
@@ -34,10 +35,18 @@ _NO_PAIRS = np.empty((0, 2), np.int64)
 
 class OutputSampler:
     """Samples steps. `upload` copies arrays to the device in stream order; `choose` draws tokens from logits
-    there, and `accept` verifies drafts."""
+    there, and `accept` verifies drafts. `in_doubt`: None on a device that does not go ahead."""
 
-    def __init__(self, states: RowStates, upload: Upload, choose: Choose, accept: Accept) -> None:
+    def __init__(
+        self,
+        states: RowStates,
+        upload: Upload,
+        choose: Choose,
+        accept: Accept,
+        in_doubt: RowsInDoubt | None = None,
+    ) -> None:
         self._states, self._upload, self._choose, self._accept = states, upload, choose, accept
+        self._in_doubt = in_doubt
 
     def sample(
         self, plan: OutputPlan, batch: StepBatch, states: StepStates, mask: TokenMask | None
@@ -91,6 +100,8 @@ class OutputSampler:
         found = self._choose(self._adjust(logits, given.rows, own, None), given.choice)
         drafts = torch.zeros((batch.size, 1), dtype=torch.int32)
         drafts[self._up(rows), 0] = found.int()
+        if self._in_doubt is not None:
+            self._in_doubt.drafts[batch.rows[rows]] = drafts.numpy()[rows]
         return {"drafts": drafts}
 
     def _scores(self, logits: Tensor, plan: ScorePlan) -> dict[str, Tensor]:
@@ -120,6 +131,8 @@ class OutputSampler:
         else:
             shown, accepted = self._accept(token_ids, values, given.drafts, batch.size, pending)
             outputs = {"token_ids": shown, "accepted": accepted}
+            if self._in_doubt is not None:
+                self._in_doubt.note(batch, shown.numpy(), accepted.numpy())
         outputs |= sides
         k = plan.top_logprobs
         if k is not None:

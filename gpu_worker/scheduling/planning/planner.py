@@ -12,13 +12,10 @@ waits for at most one such step; but one for prompts that are more urgent than a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from petiole.cache import GroupedTable
-from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.planning.candidates import Candidates
+from petiole.gpu_worker.scheduling.planning.drafts import PlannedDrafts
 from petiole.gpu_worker.scheduling.planning.pages import PlannedPages
 from petiole.gpu_worker.scheduling.planning.prefill import PrefillPlanner
 from petiole.gpu_worker.scheduling.planning.relief import Relief
@@ -35,11 +32,10 @@ class Planner:
         self.after_prefill = False
         config = state.config
         chunk = min(config.chunk_size, config.max_num_batched_tokens)
-        table = state.manager.table
-        self._states = table.states if isinstance(table, GroupedTable) else None
         self.budget = StepBudget(config.step_factor, 1 + config.speculative_tokens)
         self._pages, self._candidates = PlannedPages(state), Candidates(state, chunk)
         self.prefill = PrefillPlanner(state, self.budget, self._candidates, self._pages, chunk)
+        self._drafts = PlannedDrafts(state, self._candidates)
         self._relief = Relief(state, self._candidates, self._pages, chunk)
 
     def on_launch(self, plan: StepPlan) -> None:
@@ -68,7 +64,7 @@ class Planner:
             return None
         if not pipeline.is_empty and self._others_leave():
             return None
-        decode, urgent = self.schedule_decode_step(), self._urgent()
+        decode, urgent = self.schedule_decode_step(pipeline), self._urgent()
         streams = bool(self.state.running)
         mixes = self.prefill.mixes and decode is not None and not self._pages.left_out
         behind_prompts = self.after_prefill and streams and (decode is not None or not pipeline.is_empty)
@@ -107,7 +103,7 @@ class Planner:
 
     # ------------------------------------------------------------ decode and verify
 
-    def schedule_decode_step(self) -> StepPlan | None:
+    def schedule_decode_step(self, pipeline: PipelineState[ScheduledSequence]) -> StepPlan | None:
         """The sequences whose next token can be computed now, with their drafts. Changes no sequence."""
         running = self.state.running
         sequences = [seq for seq in running if seq.can_decode and not seq.preempting]
@@ -119,8 +115,9 @@ class Planner:
         if self.state.config.speculative_tokens == 0:
             sequences = self._pages.granted(sequences, None)
             return StepPlan(sequences) if sequences else None
-        sequences = [seq for seq in sequences if seq.is_idle or not self._promising(seq)]
-        drafts = [self._drafts(seq) for seq in sequences]
+        sequences, drafts = self._drafts.among(sequences, pipeline)
+        if not sequences:
+            return None
         lengths = [1 + seq.n_repeated + len(d) for seq, d in zip(sequences, drafts, strict=True)]
         chosen = self._pages.granted(sequences, lengths)
         if not chosen:
@@ -132,38 +129,6 @@ class Planner:
             return StepPlan(sequences)
         return StepPlan(sequences, lengths, drafts)
 
-    def _drafts(self, seq: ScheduledSequence) -> Sequence[int]:
-        """Draft tokens for an idle sequence, within its token budget and cut where the constraint rejects one.
-        They end before the next snapshot of its state, which a decode makes."""
-        room = min(self.state.config.speculative_tokens - seq.n_repeated, seq.remaining_tokens - 1)
-        if self._states is not None and (last := self._states.before_next(seq.scheduled_position)) is not None:
-            room = min(room, last - seq.scheduled_position - seq.n_repeated - 1)
-        if seq.drafter is None or not seq.is_idle or room <= 0:
-            return ()
-        try:
-            drafts = seq.drafter.propose(room)
-            return drafts if seq.constraint is None else drafts[: _allowed(seq.constraint, drafts)]
-        except Exception as error:  # a host-side error fails only this request
-            self._candidates.fails(seq, error)
-            return ()
-
-    def _promising(self, seq: ScheduledSequence) -> bool:
-        """Whether the drafter has a draft, so that the sequence should become idle before it is verified."""
-        try:
-            return seq.drafter is not None and bool(seq.drafter.propose(1))
-        except Exception as error:
-            self._candidates.fails(seq, error)
-            return False
-
 
 def _chunks_in_flight(pipeline: PipelineState[ScheduledSequence]) -> bool:
     return any(payload_of(step).plan.n_chunks for step in pipeline.steps())
-
-
-def _allowed(constraint: ConstraintState, drafts: Sequence[int]) -> int:
-    """The number of leading drafts that the constraint accepts. Restores the constraint's state."""
-    allowed = 0
-    while allowed < len(drafts) and not constraint.finished and constraint.consume(drafts[allowed]):
-        allowed += 1
-    constraint.rollback(allowed)
-    return allowed

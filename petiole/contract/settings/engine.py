@@ -167,8 +167,9 @@ class EngineSettings:
         "off", "how many times as long the lowest priority may make a more urgent step; off: no limit"
     )
     speculative_tokens: Few = setting(0, "most drafted tokens in a step; 0: off")
-    drafts: Literal["auto", "ngram", "mtp"] = setting(
-        "auto", "who drafts: earlier places in the text, or the model's head; auto: the head, if there is one"
+    drafts: Literal["auto", "ngram", "mtp", "off"] = setting(
+        "auto",
+        "who drafts: earlier places in the text, the model's head, or nobody; auto: the head, if there is one",
     )
     lora_slots: Count = setting(0, "LoRA adapters held on the device; 0: none are served")
     lora_max_rank: Positive = setting(64, "largest rank of a LoRA adapter")
@@ -226,6 +227,8 @@ class EngineConfig(EngineSettings):
             fit, limit = fits[self.prefix_cache]
             limit = f"{limit} with prefix_cache={self.prefix_cache} (PETIOLE_PREFIX_CACHE)"
             require(fit, "page_size", limit, self.page_size)
+        if self.drafts == "off":
+            object.__setattr__(self, "speculative_tokens", 0)
 
     @property
     def step_factor(self) -> float | None:

@@ -55,3 +55,8 @@ def test_what_is_set_stays() -> None:
     assert EngineConfig(chunk_size=7).decided(BATCHING["cuda"]).batching == Batching(256, 8192, 7)
     decided = EngineConfig(max_num_seqs=3, max_num_batched_tokens=4).decided(BATCHING["cpu"])
     assert decided.decided(BATCHING["cuda"]) == decided
+
+
+def test_drafts_may_be_off_whatever_their_number() -> None:
+    assert EngineConfig(drafts="off", speculative_tokens=4).speculative_tokens == 0
+    assert EngineConfig(drafts="ngram", speculative_tokens=4).speculative_tokens == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
 from petiole.gpu_worker.speculation import NgramProposer, SpeculationStats
-from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
+from petiole.gpu_worker.speculation.proposer import behind
+from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
 
 CONSTRAINED = [
@@ -180,9 +182,10 @@ def test_accepted_drafts_save_steps() -> None:
         def extend(self, tokens: list[int]) -> None:
             self.at += len(tokens)
 
-        def propose(self, count: int) -> list[int]:
-            guesses = self.answer[self.at : self.at + count]
-            return [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
+        def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+            guesses = self.answer[self.at : self.at + count + 1 + len(launched or ())]
+            guesses = [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
+            return guesses[:count] if launched is None else behind(launched, guesses, count)
 
     with toy_engine(speculative_tokens=4, proposer=Oracle()) as engine:
         assert Expected.of(engine.generate([REPETITIVE[0]])[0]) == expected(REPETITIVE[0])
@@ -266,3 +269,14 @@ def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_whe
     assert not drafter.propose(4)
     drafter.extend([7, 8] * 12)
     assert drafter.propose(4) == [7, 8, 7, 8]
+
+
+def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
+    drafter = BoldProposer().drafter([1, 2, 3, 1, 2, 3])
+    assert drafter.propose(4) == [1, 2, 3, 1]
+    behind_drafts = {(): [2, 3, 1], (1, 2): [1, 2, 3], (1, 9): [3, 1, 2], (9,): [2, 3, 1], (1, 2, 3, 1): [3, 1, 2]}
+    assert {launched: drafter.propose(3, launched) for launched in behind_drafts} == behind_drafts
+    cautious = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
+    assert 0 < cautious.worthwhile < 3
+    assert len(cautious.propose(3)) == cautious.worthwhile
+    assert not cautious.propose(3, (1, 2)), "too much of what they follow is uncertain"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -73,16 +74,14 @@ class FaultyDrafter:
     """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked while a step is in flight."""
 
     def __init__(self, prompt: list[int], fails: str) -> None:
-        self.fails, self.asked = fails if list(prompt) == [3, 3] else "never", 0
+        self.fails = fails if list(prompt) == [3, 3] else "never"
 
     def extend(self, tokens: list[int]) -> None:
-        self.asked = 0
         if self.fails == "told":
             raise RuntimeError("a broken draft model")
 
-    def propose(self, count: int) -> list[int]:
-        self.asked += 1
-        if self.fails == "asked" and self.asked == 2:
+    def propose(self, count: int, launched: Sequence[int] | None = None) -> list[int]:
+        if self.fails == "asked" and launched is not None:
             raise RuntimeError("a broken draft model")
         return []
 

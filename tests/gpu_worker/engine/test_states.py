@@ -18,6 +18,7 @@ from petiole.gpu_worker import Engine, EngineConfig, FinishReason, Request, Samp
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.models.plan import DeltaNet, FeedForward, Layer, ModelPlan, Norm
 from petiole.gpu_worker.runtime.derived_settings import require_states_alone
+from petiole.gpu_worker.runtime.interface import DRAFTED
 from tests.support.families import build_model
 from tests.support.toy_engine import EOS, BoldHeadProposer, Expected, expected, request, toy_engine
 
@@ -95,7 +96,9 @@ def test_drafts_pass_over_no_snapshot(drafts: int, right: float, monkeypatch: py
     made, drafted, found = [], [], []
     for most in (0, drafts):
         machine = {**STATES, "drafts": most, "right": right}
-        with toy_engine(machine=machine, speculative_tokens=most, proposer=BoldHeadProposer()) as engine:
+        with toy_engine(
+            machine=machine, speculative_tokens=most, proposer=BoldHeadProposer([DRAFTED] * drafts)
+        ) as engine:
             answer = engine.generate([asked])[0]
             assert Expected.of(answer) == expected(asked)
             made.append(engine.stats()["snapshots_made"])

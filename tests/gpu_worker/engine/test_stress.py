@@ -46,7 +46,7 @@ from petiole.gpu_worker import (
     SamplingParams,
 )
 from petiole.gpu_worker.request.handle import Handle
-from petiole.gpu_worker.runtime.interface import LoadWeights, Progress, nothing
+from petiole.gpu_worker.runtime.interface import DRAFTED, LoadWeights, Progress, nothing
 from petiole.gpu_worker.runtime.memory import chunk_files, kv_tier
 from petiole.gpu_worker.scheduling import admission
 from tests.support.failing_os import FailingOs
@@ -119,6 +119,7 @@ def draw(seed: int) -> Workload:
     if spec:
         guesses = random.Random(f"drafts {seed}")
         machine |= {"drafts": guesses.choice([0, 1, spec]), "right": guesses.choice([0, 0.7, 0.95, 1])}
+        machine["goes_ahead"] = guesses.choice([True, True, False])
     tiers = random.Random(f"tier {seed}")
     tier = tiers.choice([{}, {"kv_tier_gib": tiers.choice([1e-5, 5e-5, 1.0]), "kv_tier_salted": True}])
     machine["ring"] = tiers.choice([1000, 3, 1])
@@ -255,7 +256,7 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
         runtime=runtime,
         tokenizer=tokenizer,
         compile_constraint=compile_toy,
-        proposer=BoldHeadProposer() if runtime.limits.drafts else BoldProposer(),
+        proposer=BoldHeadProposer([DRAFTED] * runtime.limits.drafts) if runtime.limits.drafts else BoldProposer(),
     ).start()
     for owner, name in (
         (engine._text, "_next"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.families import WITH_STATES
 
 PROMPTS = [[5, 17, 200, 33, 91], [9] * 40, [7, 8, 9, 7, 8, 9, 7, 8]]
@@ -41,10 +42,14 @@ class Guesses:
         def extend(self, tokens: Sequence[int]) -> None:
             self.at += len(tokens)
 
-        def propose(self, count: int) -> list[int]:
-            draw = random.Random(self.at)
-            wanted = self.answer[self.at : self.at + count]
-            return [token if draw.random() < self.right else (token + 1) % 320 for token in wanted]
+        def propose(self, count: int, launched: Sequence[int] | None = None) -> list[int]:
+            if launched is None:
+                return self.guess(count)
+            return list(behind(launched, self.guess(1 + len(launched) + count), count))
+
+        def guess(self, count: int) -> list[int]:
+            wanted = enumerate(self.answer[self.at : self.at + count], self.at)
+            return [t if random.Random(at).random() < self.right else (t + 1) % 320 for at, t in wanted]
 
 
 def answers(engine: Engine, sampling: SamplingParams) -> list[list[int]]:

@@ -36,7 +36,7 @@ def test_planning_a_decode_changes_nothing() -> None:
     bench.launch()
     before = (seq.scheduled_position, seq.inflight_refs, bench.scheduler.manager.usage())
     for _ in range(3):
-        plan = bench.scheduler.schedule_decode_step()
+        plan = bench.scheduler.schedule_decode_step(bench.pipeline)
         assert plan is not None
         assert plan.sequences == [seq]
     assert (seq.scheduled_position, seq.inflight_refs, bench.scheduler.manager.usage()) == before
@@ -79,7 +79,7 @@ def test_a_sequence_at_its_budget_is_not_planned_again() -> None:
     bench.submit(seq)
     assert [bench.launch(), bench.launch()] == ["prefill", "decode"]
     bench.commit()
-    assert bench.scheduler.schedule_decode_step() is None
+    assert bench.scheduler.schedule_decode_step(bench.pipeline) is None
     bench.commit()
     assert bench.scheduler.state.emissions[-1] == SequenceEnded(seq, Finish(FinishReason.LENGTH, "max_tokens"))
     assert bench.scheduler.state.num_allocated == 0

@@ -115,6 +115,54 @@ def test_speculation_is_exclusive_until_it_is_applied() -> None:
         seq.schedule_speculative(2)
 
 
+def test_operations_go_ahead_of_a_verification_for_the_most_tokens() -> None:
+    pages = Pages(64)
+    seq = sequence(8, 40, goes_ahead=True)
+    seq.match_and_add_prefix(pages, 0)
+    seq.schedule_prefill(8)
+    seq.schedule_speculative(4)
+    seq.apply_prefill(1)
+    assert (seq.scheduled_position, seq.in_doubt) == (12, 3)
+    seq.schedule_speculative(3)
+    assert (seq.scheduled_position, pages.kv_capacity) == (15, 15)
+    assert not seq.can_decode, "two are outstanding"
+    seq.apply_speculative([2, 3])
+    assert (seq.kv_position, seq.scheduled_position, seq.in_doubt) == (10, 13, 2)
+    assert pages.kv_capacity == 13, "what the next operation may write stays"
+    seq.schedule_decode()
+    seq.apply_speculative([4])
+    seq.apply_decode(5)
+    assert (seq.generated, seq.kv_position, seq.tail_tokens) == ([1, 2, 3, 4, 5], 12, 1)
+
+
+def test_an_operation_that_went_ahead_repeats_what_was_accepted_before_a_state() -> None:
+    seq = sequence(8, 40, keeps_state=True, goes_ahead=True)
+    seq.schedule_prefill(8)
+    seq.apply_prefill(1)
+    seq.schedule_speculative(5)
+    seq.schedule_speculative(2)
+    assert (seq.scheduled_position, seq.in_doubt) == (15, 4 + 1)
+    seq.apply_speculative([2, 3, 4])
+    assert (seq.kv_position, seq.newest.n_positions, seq.scheduled_position) == (9, 4, 13)
+    seq.schedule_decode()
+    seq.apply_speculative([5, 6])
+    assert (seq.kv_position, seq.newest.n_positions) == (13, 1), "nothing was rejected"
+    seq.apply_decode(7)
+    assert (seq.generated, seq.kv_position, seq.tail_tokens) == ([1, 2, 3, 4, 5, 6, 7], 14, 1)
+
+
+def test_a_budget_counts_the_most_tokens_in_flight() -> None:
+    seq = sequence(4, 6, goes_ahead=True)
+    seq.schedule_prefill(4)
+    seq.apply_prefill(1)
+    seq.schedule_speculative(4)
+    with pytest.raises(GenerationComplete):
+        seq.schedule_speculative(2)
+    seq.schedule_decode()
+    seq.apply_speculative([2])
+    assert seq.remaining_tokens == 3
+
+
 def test_revert_takes_back_the_newest_operation() -> None:
     pages = Pages(64)
     seq = sequence(4)

@@ -30,9 +30,9 @@ class SequenceMachine(RuleBasedStateMachine):
         self.target, self.recompute = 7, False
         self.next_token = 1000
 
-    @initialize(keeps_state=st.booleans())
-    def begin(self, keeps_state: bool) -> None:
-        self.seq.keeps_state = keeps_state
+    @initialize(keeps_state=st.booleans(), goes_ahead=st.booleans())
+    def begin(self, keeps_state: bool, goes_ahead: bool) -> None:
+        self.seq.keeps_state, self.seq.goes_ahead = keeps_state, goes_ahead
 
     @property
     def repeated(self) -> int:
@@ -65,7 +65,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule()
     def decode(self) -> None:
-        exclusive = any(op[0] == "spec" for op in self.pending)
+        exclusive = any(op[0] == "spec" for op in self.pending) and not self.seq.goes_ahead
         legal = len(self.pending) < 2 and not exclusive and self.position >= self.target and 0 < self.promised < 9
         assert self.seq.can_decode == legal
         if legal:
@@ -77,7 +77,8 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(1, 5))
     def speculate(self, n: int) -> None:
-        legal = not self.pending and self.position >= self.target and 0 < self.promised <= 9 - n
+        free = len(self.pending) < 2 if self.seq.goes_ahead else not self.pending
+        legal = free and self.position >= self.target and 0 < self.promised <= 9 - n
         if legal:
             self.pending.append(("spec", n + self.repeated, n))
             self.seq.schedule_speculative(n)
@@ -95,6 +96,9 @@ class SequenceMachine(RuleBasedStateMachine):
             goes_back = self.seq.keeps_state and len(accepted) < yields
             self.kv += positions - yields + (1 if goes_back else len(accepted))
             self.generated += accepted
+            if goes_back and self.pending:
+                name, more, most = self.pending[0]
+                self.pending[0] = name, more + len(accepted) - 1, most
             assert self.pages.kv_capacity >= 7 + len(self.generated) - 1, "what is computed stays"
             return
         tokens = self.fresh(yields)
@@ -127,6 +131,7 @@ class SequenceMachine(RuleBasedStateMachine):
         assert self.seq.scheduled_position == self.position
         assert self.seq.inflight_refs == len(self.pending)
         assert self.seq.remaining_tokens == 9 - self.promised
+        assert self.seq.in_doubt == sum(op[2] - 1 for op in self.pending if op[0] == "spec")
         assert not self.pending or self.pages.kv_capacity >= self.position
 
 

@@ -46,7 +46,8 @@ def bind(row, sampling, seed=1, prompt=(), output=()):
 
 
 def planned(states, step):
-    return states.plan_outputs(step, lay_out(step, states.adapters(step.rows)))
+    bound = states.bound(step.rows)
+    return states.plan_outputs(step, lay_out(step, bound.adapters), bound)
 
 
 def choice_of(plan):

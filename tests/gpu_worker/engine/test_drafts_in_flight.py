@@ -1,0 +1,191 @@
+"""Two verifications of one sequence in flight: the same tokens, no idle device, each rule broken on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petiole.cache import WindowPages
+from petiole.cache.groups import recurrent_states
+from petiole.gpu_worker import Constraint, Engine, EngineError
+from petiole.gpu_worker.runtime.interface import DRAFTED, StepBatch
+from petiole.gpu_worker.scheduling import masks
+from petiole.gpu_worker.scheduling.outcomes import Operation
+from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
+from petiole.gpu_worker.speculation import NgramProposer
+from tests.support.toy_engine import BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
+
+K = 6
+REQUESTS = [
+    request(
+        [3 + i, 4, 5, 6][: 1 + i % 4],
+        30 + i,
+        temperature=0.7 * (i % 2),
+        frequency_penalty=0.5 * (i % 3 == 1),
+        min_tokens=20 * (i % 3 == 2),
+        ignore_eos=i % 3 != 2,
+        request_id=f"r{i}",
+    )
+    for i in range(6)
+]
+CONSTRAINED = [
+    request(
+        [1 + i, 2, 3], 20, constraint=Constraint("regex", 6 + i), temperature=0.8 * (i % 2), request_id=f"c{i}"
+    )
+    for i in range(4)
+]
+WINDOWS = {"windows": [WindowPages(7, 250)]}
+STATES = {"snapshots": 20}
+
+
+def late() -> None:
+    """Half a millisecond for each task: the host is always ahead."""
+    time.sleep(0.0005)
+
+
+class Watched:
+    """An engine over the toy, and the steps that it launched."""
+
+    def __init__(self, by: str, right: float, asked: Sequence[Any], **machine: Any) -> None:
+        self.batches: list[StepBatch] = []
+        proposer: Any = BoldProposer()
+        if by == "runtime":
+            machine, proposer = {"drafts": K, "right": right, **machine}, BoldHeadProposer([DRAFTED] * K)
+        engine = toy_engine(machine=machine, jitter=late, speculative_tokens=K, proposer=proposer)
+        launch = engine.runtime.launch_forward
+
+        def forward(slot_id: int, batch: StepBatch) -> None:
+            self.batches.append(batch)
+            launch(slot_id, batch)
+
+        engine.runtime.launch_forward = forward  # type: ignore[method-assign]
+        self.agrees = self._agree(engine, asked)
+
+    @staticmethod
+    def _agree(engine: Engine, asked: Sequence[Any]) -> bool:
+        engine.start()
+        try:
+            return [Expected.of(result) for result in engine.generate(asked)] == [expected(r) for r in asked]
+        except (AssertionError, EngineError):
+            return False
+        finally:
+            engine.shutdown(drain=False)
+
+    @property
+    def in_doubt(self) -> int:
+        """How many verifications were launched behind one of the same row."""
+        return sum(
+            int(((batch.in_doubt > 0) & (batch.outputs > 1)).sum())
+            for batch in self.batches
+            if batch.in_doubt is not None
+        )
+
+
+@pytest.mark.parametrize("machine", [{}, WINDOWS, STATES, {"goes_ahead": False}], ids=str)
+@pytest.mark.parametrize("right", [0, 0.7, 0.95, 1])
+@pytest.mark.parametrize("by", ["runtime", "ngram"])
+def test_drafts_in_flight_change_no_token(by: str, right: float, machine: dict[str, Any]) -> None:
+    found = Watched(by, right, [*REQUESTS, *CONSTRAINED], **machine)
+    assert found.agrees
+    assert (found.in_doubt > 0) == machine.get("goes_ahead", True)
+
+
+def test_right_drafts_take_the_fewest_steps() -> None:
+    """Each step yields all of its tokens, and none waits for another."""
+    alone = [request([3, 4], 1 + 10 * (1 + K), ignore_eos=True)]
+    found = Watched("runtime", 1, alone)
+    assert found.agrees
+    outputs = [batch.outputs.tolist() for batch in found.batches]
+    assert outputs == [[1], *[[1 + K]] * 10]
+    assert sum(batch.in_doubt is not None for batch in found.batches) == 9
+
+
+def test_drafts_behind_uncertain_tokens_wait_until_these_are_known() -> None:
+    """The text repeats, and prompt lookup is not sure of it yet: each verification is of an idle row."""
+    proposer, seen = NgramProposer(), list[bool]()
+    engine = toy_engine(speculative_tokens=K, proposer=proposer, jitter=late)
+    launch = engine.runtime.launch_forward
+
+    def forward(slot_id: int, batch: StepBatch) -> None:
+        seen.extend((batch.in_doubt is not None) for n in batch.outputs.tolist() if n > 1)
+        launch(slot_id, batch)
+
+    engine.runtime.launch_forward = forward  # type: ignore[method-assign]
+    asked = request([1, 4, 13, 40, 25, 28, 37, 16, 1, 4], 40, ignore_eos=True)
+    with engine:
+        assert Expected.of(engine.generate([asked])[0]) == expected(asked)
+    assert seen
+    assert not seen[0]
+
+
+def test_a_row_that_cannot_reach_its_end_for_certain_waits() -> None:
+    """Budgets count the most tokens, so that no step is launched for tokens that nobody wants."""
+    found = Watched("runtime", 0, [request([3, 4], 12, ignore_eos=True)])
+    assert found.agrees
+    assert sum(len(batch.outputs) > 0 for batch in found.batches) == 12
+
+
+# ---------------------------------------------------------------- each rule, broken
+
+
+BROKEN: dict[str, tuple[Any, str, Any, dict[str, Any], Sequence[Any]]] = {
+    "rows in doubt are not told": (SchedulableSequence, "in_doubt", 0, {}, REQUESTS),
+    "an operation does not grow": (Operation, "_replace", lambda op, **_: op, STATES, REQUESTS),
+    "masks do not wait": (masks, "awaiting_commit", lambda *_: [], {}, CONSTRAINED),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, instead, machine, asked = BROKEN[rule]
+    by = "ngram" if asked is CONSTRAINED else "runtime"
+    assert Watched(by, 0.7, asked, **machine).agrees
+    monkeypatch.setattr(owner, name, instead)
+    assert not Watched(by, 0.7, asked, **machine).agrees
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_no_snapshot_lies_in_doubt(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent_states, "EVERY", 8)
+    if not waits:
+        monkeypatch.setattr(recurrent_states.StateGroup, "before_next", lambda *_: None)
+    all_made = True
+    for right in (0.7, 1):
+        found = Watched("runtime", right, [request([5], 60, ignore_eos=True)], **STATES)
+        assert found.agrees
+        made = np.concatenate([batch.states.positions for batch in found.batches if batch.states is not None])
+        all_made &= {8, 16, 24, 32, 40, 48, 56} <= set(made.tolist())
+    assert all_made == waits
+
+
+def test_a_hand_back_and_a_cancel_find_two_verifications_in_flight() -> None:
+    engine = toy_engine(
+        machine={"drafts": K, "right": 1},
+        jitter=late,
+        speculative_tokens=K,
+        proposer=BoldHeadProposer([DRAFTED] * K),
+    )
+    with engine:
+        for how in ("cancel", "hand_back"):
+            asked = request([3, 4], 80, ignore_eos=True)
+            seen: list[int] = []
+            handle = engine.submit(asked, on_delta=_counting(seen))
+            while len(seen) < 5:
+                time.sleep(0)
+            getattr(handle, how)()
+            _rest(engine)
+            engine.check_invariants()
+            assert seen == list(expected(asked).token_ids)[: len(seen)]
+
+
+def _counting(seen: list[int]) -> Callable[[Any, Any], None]:
+    return lambda handle, delta: seen.extend(delta.token_ids)
+
+
+def _rest(engine: Engine) -> None:
+    while engine.stats()["rows_held"]:
+        engine._call(lambda: None)
