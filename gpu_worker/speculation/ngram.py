@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, behind, worthwhile
 
+SURE = 0.9
+"""The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
+until these are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
@@ -59,11 +63,18 @@ class NgramDrafter:
     def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
         if launched is None:
             return self.guess(min(count, self.worthwhile))
+        if 1 + len(launched) > self.presumable:
+            return []
         return behind(launched, self.guess(min(1 + len(launched) + count, self.worthwhile)), count)
 
     @property
     def worthwhile(self) -> int:
         return worthwhile(self.trust)
+
+    @property
+    def presumable(self) -> int:
+        """How many tokens in flight may be taken for known. Behind a wrong one all drafts are wrong."""
+        return worthwhile(self.trust, SURE)
 
     def offer(self, drafts: Sequence[int]) -> None:
         """Nothing: its drafts are its own."""

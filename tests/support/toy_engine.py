@@ -22,7 +22,7 @@ MAX_MODEL_LEN = 96
 class Bold(NgramDrafter):
     """Drafts, however often they were wrong."""
 
-    worthwhile = 1024  # type: ignore[assignment]
+    worthwhile = presumable = 1024  # type: ignore[assignment]
 
 
 class BoldProposer:
