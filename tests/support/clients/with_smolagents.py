@@ -3,6 +3,7 @@
 # ///
 """smolagents: an agent that calls tools, and one that writes code."""
 
+import gc
 import json
 
 import openai
@@ -62,6 +63,8 @@ def abort():
     next(pieces)
     steps.wait_until_running()
     pieces.close()
+    del pieces
+    gc.collect()  # until then the client keeps its connection
     steps.wait_until_idle()
 
 
