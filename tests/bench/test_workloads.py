@@ -28,7 +28,7 @@ def test_a_workload_writes_its_results(name: str, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     written = json.loads((tmp_path / f"{name}.json").read_text())
-    assert written["results"]
+    assert written["results"] or written["absent"]  # without a peer that is a program of others
     assert {"machine", "versions", "commit", "command"} <= set(written)
     for result in written["results"]:
         assert set(result) >= FIELDS
