@@ -10,6 +10,7 @@ Messages in forms of OpenAI's API that the template does not read take the forms
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
@@ -17,7 +18,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.text.checks import plain_data
 from petiole.gpu_worker.text.foreign import sandbox
 from petiole.gpu_worker.text.foreign.sandbox import TemplateFailed
-from petiole.gpu_worker.text.forms import Forms
+from petiole.gpu_worker.text.forms import Calls, Texts
 
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
@@ -50,7 +51,8 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         self._special_tokens = dict(special_tokens)
         self._sources = dict(sources)
-        self._forms: dict[str, Forms] = {}  # by source
+        self._texts: dict[str, Texts] = {}  # by source
+        self._calls: dict[str, Calls] = {}
         for name, source in self._sources.items():
             try:
                 sandbox.compile_template(source)
@@ -125,14 +127,24 @@ class ChatTemplate:
 
     def _readable(self, template: str, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages in forms that the template reads."""
-        if not any(isinstance(one.get("content"), list) or one.get("tool_calls") for one in chat):
-            return chat
-        if template not in self._forms:
-            self._forms[template] = Forms.of(lambda messages, tools: self._rendered(template, messages, tools))
-        forms = self._forms[template]
-        if not forms.text_parts:
+        render = partial(self._rendered, template)
+        reads = self._texts.get(template) or Texts.of(render)
+        if not (reads.strings or reads.parts):  # some show a query and a document, but no user
+            reads = Texts.of(render, list(dict.fromkeys(message["role"] for message in chat)))
+        if not (reads.strings or reads.parts):
+            raise InvalidRequest(
+                "messages", "the chat template must show texts, but leaves them out", _outline(chat)
+            )
+        self._texts[template] = reads
+        if not reads.strings:
+            chat = [_in_parts(message) for message in chat]
+        elif not reads.parts:
             chat = [_with_text(f"messages[{k}].content", message) for k, message in enumerate(chat)]
-        return [forms.adapt(message) for message in chat]
+        if any(message.get("tool_calls") for message in chat):
+            if template not in self._calls:
+                self._calls[template] = Calls.of(render)
+            chat = [self._calls[template].adapt(message) for message in chat]
+        return chat
 
     def _rendered(
         self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
@@ -175,6 +187,14 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return chat
 
 
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose `content` is no string: it becomes a text part."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
 def _with_text(field: str, message: dict[str, Any]) -> dict[str, Any]:
     """A message whose `content` is text. A list of text parts becomes a line for each part."""
     if not isinstance(message.get("content"), list):
@@ -212,7 +232,7 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _outline(chat: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+def _outline(chat: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
     """A conversation as an error shows it: the roles and the names of variables, but nothing that was said."""
     roles = f"roles {[message['role'] for message in chat]}"
     return f"{roles} and chat_template_kwargs {list(variables)}" if variables else roles

@@ -1,10 +1,10 @@
 """Which forms of a message a chat template reads.
 
 OpenAI's API has forms that few templates read: `content` as a list of text parts, and a tool call's `arguments` as
-JSON text. Some templates read nothing else: DeepSeek-R1's writes `arguments` as text, and knows a tool call by a
-`content` of null. Nothing in a checkpoint says so. So the template renders small conversations, and what it writes
-tells. A message keeps the form that its caller gave where the template reads this form, and takes the other one
-where it does not."""
+JSON text. Some templates read nothing else: SmolVLM2's leaves out a `content` that is a string, and DeepSeek-R1's
+writes `arguments` as text, and knows a tool call by a `content` of null. Nothing in a checkpoint says so. So the
+template renders small conversations, and what it writes tells. A message keeps the form that its caller gave where
+the template reads this form, and takes the other one where it does not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any, Self
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]] | None], str | None]
 """Renders messages and tools; None if the template refuses them."""
 
+_WORD = "petiole_word"
 _ARGUMENTS = {"petiole_key": "petiole_value"}
 _AS_TEXT = json.dumps(_ARGUMENTS)
 _TOOL = {
@@ -26,26 +27,42 @@ _TOOL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
-    """`text_parts`: a list of one text part is rendered as its text. `null_content`: a message with tool calls
-    needs `content`, if only as null. `text_arguments`, `object_arguments`: the forms of a call's `arguments` that
-    are rendered as JSON or value by value."""
+class Texts:
+    """strings, parts: whether a text shows that is a message's `content`, or the one part in it. A template that
+    refuses both needs more than one message: it reads strings."""
 
-    text_parts: bool
+    strings: bool
+    parts: bool
+
+    @classmethod
+    def of(cls, render: Render, roles: Sequence[str] = ("user",)) -> Self:
+        text = f"{_WORD} {_WORD}"
+        part = {"type": "text", "text": text}
+        said, in_parts = (
+            render([{"role": role, "content": content} for role in roles], None) for content in (text, [part])
+        )
+        shown = (in_parts or "").lower()
+        parts = _WORD in shown and repr(text) not in shown and json.dumps(text) not in shown  # as data
+        return cls(not parts if said is None else _WORD in said.lower(), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """`null_content`: a message with tool calls needs `content`, if only as null. `text_arguments`,
+    `object_arguments`: the forms of a call's `arguments` that are rendered as JSON or value by value."""
+
     null_content: bool
     text_arguments: bool
     object_arguments: bool
 
     @classmethod
     def of(cls, render: Render) -> Self:
-        said = render([{"role": "user", "content": "a"}], None)
-        in_parts = render([{"role": "user", "content": [{"type": "text", "text": "a"}]}], None)
         missing, null = (
             [_reads_calls(render, content, form) for form in "to"] for content in ({}, {"content": None})
         )
         needs_null = any(null) and not any(missing)
         text, data = null if needs_null else missing
-        return cls(said is not None and in_parts == said, needs_null, text, data)
+        return cls(needs_null, text, data)
 
     def adapt(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message of the assistant in a form that the template reads."""

@@ -42,6 +42,13 @@ TEMPLATE = """\
 {%- endif %}
 """
 """As Qwen3-VL's, without tools."""
+SMOL_TEMPLATE = """\
+<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
+{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
+{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}\
+{% elif line['type'] == 'image' %}{{ '<|image_pad|>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+"""SmolVLM2's, which reads parts alone."""
 PIXELS = {"shortest_edge": 1024, "longest_edge": 2**20}
 
 
@@ -270,6 +277,8 @@ def write_seeing(folder: Path, name: str, model: Any = None) -> Any:
         (folder / "preprocessor_config.json").write_text(json.dumps(described | sides))
     tokenizer().save(str(folder / "tokenizer.json"))
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", mark_of(model))
+    if type(model).__name__.startswith("SmolVLM"):
+        template = SMOL_TEMPLATE
     described = {"eos_token": "<|end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     return model

@@ -121,6 +121,10 @@ def model_folder(folder: Path, template: object, **more: Any) -> Path:
     return folder
 
 
+FIRST = "{{ messages[0].content }}"
+USERS_ALONE = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("tools", [None, [WEATHER]])
 @pytest.mark.parametrize(
@@ -184,7 +188,9 @@ def test_variables_that_a_template_cannot_have_are_refused(tmp_path: Path, varia
 
 
 def test_what_a_template_raises_names_the_variables(tmp_path: Path) -> None:
-    made = load_tokenizer(model_folder(tmp_path, "{{ raise_exception('no such level') if level == 'x' }}"))
+    made = load_tokenizer(
+        model_folder(tmp_path, "{{ raise_exception('no such level') if level == 'x' }}{{ messages }}")
+    )
     with pytest.raises(InvalidRequest, match=r"roles \['user'\] and chat_template_kwargs \['level'\]$"):
         made.apply_chat_template(QUESTION, None, {"level": "x"})
 
@@ -227,7 +233,7 @@ def test_the_message_that_is_continued_is_not_changed(tmp_path: Path) -> None:
         (CHATML, QUESTION, "needs a final message of the assistant, got user"),
         (CHATML, [{"role": "assistant", "content": None}], "needs text in the final message, got NoneType"),
         (TYPED_CONTENT, [{"role": "assistant", "content": [{"type": "image"}]}], "needs text .*, got list"),
-        ("hello", TALK[:3], r"the chat template must show .*, got roles \['system', 'user', 'assistant'\]"),
+        (USERS_ALONE, TALK[:3], r"the chat template must show .*, got roles \['system', 'user', 'assistant'\]"),
         ("{{ messages[-1].content | upper }}", TALK[:3], "the chat template must show the final message"),
         ("{{ messages[-1].content[2:] }}", TALK[:3], "the chat template must show the final message"),
     ],
@@ -273,16 +279,17 @@ def test_a_part_that_the_template_does_not_read_is_refused(tmp_path: Path, part:
 
 
 def test_the_template_for_tools_is_taken_when_tools_are_given(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    named = [{"name": "default", "template": "plain" + FIRST}, {"name": "tool_use", "template": "tools" + FIRST}]
     made = load_tokenizer(model_folder(tmp_path, named))
     render = made.chat_template.render
-    assert (render(QUESTION), render(QUESTION, [WEATHER])) == ("plain", "tools")
+    said = QUESTION[0]["content"]
+    assert (render(QUESTION), render(QUESTION, [WEATHER])) == (f"plain{said}", f"tools{said}")
 
 
 def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path, "from the configuration")
-    (folder / "chat_template.jinja").write_text("from the file")
-    assert load_tokenizer(folder).chat_template.render(QUESTION) == "from the file"
+    folder = model_folder(tmp_path, "from the configuration" + FIRST)
+    (folder / "chat_template.jinja").write_text("from the file" + FIRST)
+    assert load_tokenizer(folder).chat_template.render(QUESTION) == "from the file" + QUESTION[0]["content"]
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import transformers
 
+from petiole.gpu_worker import InvalidRequest
 from petiole.gpu_worker.text import load_tokenizer
-from petiole.gpu_worker.text.forms import Forms
+from petiole.gpu_worker.text.forms import Calls, Texts
 from tests.gpu_worker.text.test_chat import model_folder
 
 TEXT = '{"city": "Köln", "days": 2}'
@@ -48,14 +49,14 @@ PYTHON = """{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}
 {%- endfor %}"""
 ONLY_WITH_TOOLS = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + HERMES
 FAMILIES = {
-    "DeepSeek-R1": (R1, Forms(False, True, True, False)),
-    "Qwen2.5, hermes": (HERMES, Forms(False, False, False, True)),
-    "Qwen3": (EITHER, Forms(False, False, True, True)),
-    "Qwen3-Coder, GLM": (CODER, Forms(False, False, False, True)),
-    "Llama 3": (LLAMA, Forms(False, False, False, True)),
-    "Mistral": (MISTRAL, Forms(False, False, False, True)),
-    "writes what it gets": (PYTHON, Forms(False, False, True, False)),
-    "refuses calls without tools": (ONLY_WITH_TOOLS, Forms(False, False, False, True)),
+    "DeepSeek-R1": (R1, Calls(True, True, False)),
+    "Qwen2.5, hermes": (HERMES, Calls(False, False, True)),
+    "Qwen3": (EITHER, Calls(False, True, True)),
+    "Qwen3-Coder, GLM": (CODER, Calls(False, False, True)),
+    "Llama 3": (LLAMA, Calls(False, False, True)),
+    "Mistral": (MISTRAL, Calls(False, False, True)),
+    "writes what it gets": (PYTHON, Calls(False, True, False)),
+    "refuses calls without tools": (ONLY_WITH_TOOLS, Calls(False, False, True)),
 }
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "it", "parameters": {}}}]
 
@@ -104,7 +105,7 @@ def test_a_tool_call_is_written_as_json_whatever_its_form(
 def test_forms_are_found_by_rendering(tmp_path: Path, family: str) -> None:
     template, expected = FAMILIES[family]
     made = load_tokenizer(model_folder(tmp_path, template)).chat_template
-    found = Forms.of(lambda messages, tools: made._rendered(template, messages, tools))
+    found = Calls.of(lambda messages, tools: made._rendered(template, messages, tools))
     assert found == expected
 
 
@@ -119,3 +120,62 @@ def test_the_callers_messages_are_not_changed(tmp_path: Path) -> None:
     messages = conversation(TEXT)
     load_tokenizer(model_folder(tmp_path, R1)).chat_template.render(messages, TOOLS)
     assert messages == conversation(TEXT)
+
+
+SMOLVLM = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}
+{%- if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}
+{%- for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}
+{%- elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}"""
+BOTH = """{% for m in messages %}{% if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"""
+SAYS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+AS_JSON = "{{ messages | tojson }}"
+LISTS_ALONE = "{% for m in messages %}{{ m.content[0].text + '' }}{% endfor %}"
+AFTER_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}" + SAYS
+CONTENTS = {
+    "SmolVLM2": (SMOLVLM, Texts(strings=False, parts=True)),
+    "Qwen3-VL": (BOTH, Texts(strings=True, parts=True)),
+    "most": (SAYS, Texts(strings=True, parts=False)),
+    "as JSON": (AS_JSON, Texts(strings=True, parts=False)),
+    "in capitals": ("{{ messages[0].content | upper }}", Texts(strings=True, parts=False)),
+    "cut": ("{{ messages[0].content[2:] }}", Texts(strings=True, parts=False)),
+    "refuses strings": (LISTS_ALONE, Texts(strings=False, parts=True)),
+    "refuses one message": (AFTER_SYSTEM, Texts(strings=True, parts=False)),
+    "none": ("hello", Texts(strings=False, parts=False)),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_forms_of_texts_are_found_by_rendering(tmp_path: Path, kind: str) -> None:
+    template, expected = CONTENTS[kind]
+    made = load_tokenizer(model_folder(tmp_path, template)).chat_template
+    assert Texts.of(lambda messages, tools: made._rendered(template, messages, tools)) == expected
+
+
+def test_a_template_of_parts_alone_gets_strings_as_parts(tmp_path: Path) -> None:
+    """It would leave them out, and the model would answer nothing."""
+    render = load_tokenizer(model_folder(tmp_path, SMOLVLM)).chat_template.render
+    picture, text = {"type": "image"}, {"type": "text", "text": "What is it?"}
+    asked = {"role": "user", "content": [picture, text]}
+    answered = {"role": "assistant", "content": "A cat."}
+    expected = "<|im_start|>User:<image>What is it?<end_of_utterance>\nAssistant: A cat.<end_of_utterance>\n"
+    assert render([asked, answered]) == expected
+    assert render([asked, answered], continue_final_message=True) == expected.removesuffix("<end_of_utterance>\n")
+    said = [{"role": "user", "content": "What is it?"}]
+    assert "User: What is it?<" in render(said)
+    assert render(said) == render([{"role": "user", "content": [text]}])
+
+
+def test_a_template_that_leaves_texts_out_is_refused(tmp_path: Path) -> None:
+    render = load_tokenizer(model_folder(tmp_path, "hello")).chat_template.render
+    with pytest.raises(
+        InvalidRequest, match=r"^messages: the chat template must show texts, .*, got roles \['user'\]"
+    ):
+        render([{"role": "user", "content": "secret"}])
+
+
+def test_a_template_may_show_roles_of_its_own(tmp_path: Path) -> None:
+    template = "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"
+    render = load_tokenizer(model_folder(tmp_path, template)).chat_template.render
+    assert render([{"role": "query", "content": "owls"}, {"role": "document", "content": "mice"}]) == "owls"
