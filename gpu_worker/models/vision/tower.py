@@ -115,7 +115,7 @@ class Tower:
         """Features [1 + deep, n, hidden] of a picture, with the embeddings of what stands between them."""
         writing, between, merge = self.config.writing, self.between, self.config.merge
         if writing is None or between is None:
-            return features
+            return features.clone()  # a view would keep the features of the whole step
         places, at = {token: features.shape[1] + k for k, token in enumerate(writing.tokens)}, 0
         order = list[int]()
         for one in writing.of([(grid.rows // merge, grid.columns // merge) for grid in grids], tiling):
