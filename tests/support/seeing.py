@@ -248,11 +248,11 @@ def row_pixels() -> Any:
     return PixtralImageProcessorPil(size={"longest_edge": 160}, patch_size=16, image_mean=[0.5, 0.4, 0.3])
 
 
-def tile_pixels() -> Any:
+def tile_pixels(tile: int = 48) -> Any:
     """As `pixels_of_transformers`."""
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-    edges: dict[str, Any] = {"size": {"longest_edge": 120}, "max_image_size": {"longest_edge": 48}}
+    edges: dict[str, Any] = {"size": {"longest_edge": 120}, "max_image_size": {"longest_edge": tile}}
     return SmolVLMImageProcessorPil(**edges, image_mean=[0.5, 0.4, 0.3])
 
 

@@ -80,6 +80,8 @@ class TilePictures(ResizedPictures):
         if rows * columns > 1:
             cut = np.array(whole).reshape(rows, self.tile, columns, self.tile, 3).swapaxes(1, 2)
             pixels = np.concatenate([cut.reshape(-1, self.tile, self.tile, 3), pixels])
+        side = self.longest * self.patch  # of whole patches: the tower leaves out what is over
+        pixels = np.ascontiguousarray(pixels[:, :side, :side])
         patches = len(pixels) * self.longest**2
         return PreparedImage(content_hash, layout.n_positions, pixels, tiling, n_patches=patches)
 
@@ -117,7 +119,8 @@ def tile_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> TilePictures:
     check_switches(given, do_resize=True, do_rescale=True, do_normalize=True)
     tile = _edge(given, "max_image_size", 364)
     side = tower.table * tower.patch
-    must(tile == side, "max_image_size.longest_edge", f"be {side}, as in config.json", tile)
+    limit = f"be {side}, as in config.json, or up to {tower.patch - 1} more"
+    must(tile // tower.patch == tower.table, "max_image_size.longest_edge", limit, tile)
     edge = _edge(given, "size", 4 * 364)
     must(
         tile <= edge <= _MOST_EDGE, "size.longest_edge", f"be a number of pixels from {tile} to {_MOST_EDGE}", edge

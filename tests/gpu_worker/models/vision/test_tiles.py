@@ -85,6 +85,22 @@ def test_pixels_and_tiles(tokens: NamedTokens, width: int, height: int, seed: in
     assert layout.n_positions <= pictures.max_positions
 
 
+def test_a_tile_may_have_pixels_over(tokens: NamedTokens) -> None:
+    """As SmolVLM2-2.2B's: 384 are 27 patches of 14, and 6 pixels that the convolution leaves out."""
+    picture, processor = drawn_picture(100, 70), tile_pixels(50)
+    made = processor(images=[[picture]], return_tensors="pt")["pixel_values"][0]
+    config = tower_config(smol_tiles(tokens), image_size=50)
+    pictures = tile_pictures(config, json.loads(processor.to_json_string()))
+    layout = pictures.layout(100, 70, "image", 4096)
+    prepared = pictures.prepared(picture, 0, layout)
+    assert prepared.pixels.shape == (len(made), 48, 48, 3)
+    values, found = torch.from_numpy(pictures.values()), torch.from_numpy(prepared.pixels).long()
+    for colour in range(3):
+        assert torch.equal(values[colour][found[..., colour]], made[:, colour, :48, :48])
+    assert layout.n_positions == len(smol_ids(*prepared.tiling))
+    assert prepared.n_encoded == 36 * len(made)
+
+
 @pytest.mark.parametrize("most", [12, 40, 80, 114])
 def test_a_picture_of_too_many_tokens_has_fewer_tiles(tokens: NamedTokens, most: int) -> None:
     pictures = tile_pictures(tower_config(smol_tiles(tokens)), DESCRIBED)
