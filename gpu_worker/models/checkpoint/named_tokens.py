@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import read_json, shown
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_BYTES, MAX_JSON, read_json, shown
 
 _NUMBER = re.compile("[0-9]{1,9}")
 
@@ -51,16 +51,19 @@ class NamedTokens:
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
-        read = self._read("tokenizer.json")
+        read = self._read("tokenizer.json", MAX_BYTES)
         model, added = read.get("model"), read.get("added_tokens")
         vocab = model.get("vocab") if isinstance(model, Mapping) else None
-        found = _ids(vocab.items()) if isinstance(vocab, Mapping) else {}
+        numbered: Iterable[tuple[object, object]] = vocab.items() if isinstance(vocab, Mapping) else ()
+        if isinstance(vocab, list):  # of texts and scores: Unigram
+            numbered = [(one[0], k) for k, one in enumerate(vocab) if isinstance(one, list) and one]
+        found = _ids(numbered)
         entries = [one for one in added if isinstance(one, Mapping)] if isinstance(added, list) else []
         return found | _ids((_text(entry), entry.get("id")) for entry in entries)
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, most: int = MAX_JSON) -> dict[str, Any]:
         path = self.folder / name
-        return read_json(path) if path.is_file() else {}
+        return read_json(path, most) if path.is_file() else {}
 
 
 def _ids(entries: Iterable[tuple[object, object]]) -> dict[str, int]:

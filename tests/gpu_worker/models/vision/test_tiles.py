@@ -185,3 +185,11 @@ def test_tokens_are_found_by_their_texts(tokens: NamedTokens, tmp_path: Path) ->
     with pytest.raises(ModelError, match="inside pictures must be below 900, the tokens of the text, got 900"):
         reading._written(row_ends(NamedTokens(tmp_path)), 900)
     assert np.unique(smol_tiles(tokens).tokens).size == len(smol_tiles(tokens).tokens)
+
+
+def test_tokens_are_found_in_a_list_of_pieces_and_in_a_large_file(tmp_path: Path) -> None:
+    file, pieces = tmp_path / "tokenizer.json", [["<unk>", 0.0], [], 5, ["[IMG_BREAK]", -1.5], ["[IMG_END]", 0]]
+    file.write_text(json.dumps({"model": {"type": "Unigram", "vocab": pieces}}))
+    assert row_ends(NamedTokens(tmp_path)) == RowEnds(3, 4)
+    file.write_text(file.read_text() + " " * 2**25)
+    assert row_ends(NamedTokens(tmp_path)) == RowEnds(3, 4)
