@@ -18,6 +18,7 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.finding import files_of_weights, resolve_model
 from petiole.gpu_worker.models.checkpoint.identity import fingerprint, stored_dtype
+from petiole.gpu_worker.models.checkpoint.named_tokens import NamedTokens
 from petiole.gpu_worker.models.checkpoint.opening import end_token_ids
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model
@@ -64,6 +65,7 @@ class ModelReader:
     def __init__(self, config: EngineConfig, source: TensorSource | None, platform: Platform) -> None:
         self._config, self._source, self._platform = config, source, platform
         self._storage = Storage()
+        self._tokens: NamedTokens | None = None  # of the served model
 
     @property
     def weight_bytes(self) -> int:
@@ -78,7 +80,7 @@ class ModelReader:
     def find(self, model: str) -> ModelInfo:
         """Read the model's configuration, downloading it if needed. Raises ModelError."""
         folder = resolve_model(model, self._config.revision)
-        found = find_model(folder)
+        found = find_model(folder, self._tokens)
         plan = found.plan
         if plan.pooling is not None or not drafts_by_head(self._config, self._platform):
             plan = replace(plan, drafting=None)
@@ -102,7 +104,7 @@ class ModelReader:
         """Read the weights: at first into new memory, later over the previous ones. Raises ModelError."""
         self._platform.require(info.plan)
         self._storage.rewind()
-        self._storage.progress = progress
+        self._storage.progress, self._tokens = progress, info.model.tokens
         return self._read(info, self._platform.place, self._storage)
 
     def foresee(self, info: ModelInfo) -> Decoder:

@@ -37,13 +37,15 @@ ARCHITECTURES: dict[str, Family] = {
 } | FOUND
 
 
-def find_model(folder: Path) -> Model:
-    """The model of a folder, with the files of sentence-transformers beside it, or of a GGUF file. Raises
-    ModelError if its architecture is unknown."""
+def find_model(folder: Path, served: NamedTokens | None = None) -> Model:
+    """The model of a folder, with the files of sentence-transformers beside it, or of a GGUF file. served: the
+    tokens of a model that is served, for a folder without a tokenizer. Raises ModelError if its architecture is
+    unknown."""
     raw = config_of(folder)
     model = model_of(raw, f"{folder}: ")
     if model.pictures is not None:
-        model = replace(model, pictures=_pictures(folder), tokens=NamedTokens(folder))
+        own = served is None or (folder / "tokenizer.json").is_file()
+        model = replace(model, pictures=_pictures(folder), tokens=NamedTokens(folder) if own else served)
     return of_texts(model, folder, raw)
 
 

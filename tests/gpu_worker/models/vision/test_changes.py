@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,29 @@ def test_a_reload_brings_other_eyes(open_engine: OpenEngine, tmp_path: Path) -> 
     assert error(model, PROMPTS[2], result) > 1e-3
 
 
+def test_a_folder_of_weights_alone_is_read_with_the_served_tokens(
+    open_engine: OpenEngine, folders: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights"
+    shutil.copytree(folders("mistral3")[0], weights, ignore=shutil.ignore_patterns("tokenizer*"))
+    engine, _ = open_engine("mistral3")
+    assert engine.facts()["images"]
+    for _ in range(2):
+        engine.reload(str(weights))
+        assert engine.facts()["images"]
+
+
 def test_bfloat16_and_int8(open_engine: OpenEngine) -> None:
     for settings, most in (({"dtype": "bfloat16"}, 0.05), ({"weight_quantization": "int8"}, 0.1)):
         engine, model = open_engine(**settings)
         assert error(model, PROMPTS[0], engine.generate([asked(PROMPTS[0])])[0]) < most
+
+
+def test_features_of_a_picture_keep_no_others(open_engine: OpenEngine) -> None:
+    """A view of a step's features would keep the memory of all its pictures, which nobody counts."""
+    engine, _ = open_engine("qwen3-vl")
+    tower = engine.runtime._decoder.vision  # type: ignore[attr-defined]
+    pixels = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
+    with torch.inference_mode():
+        found = tower.encode([(pixels, (1, 1))] * 3)
+    assert [one.untyped_storage().nbytes() for one in found] == [one.nbytes for one in found]
