@@ -74,7 +74,7 @@ class NgramDrafter:
     @property
     def presumable(self) -> int:
         """How many tokens in flight may be taken for known. Behind a wrong one all drafts are wrong."""
-        return worthwhile(self.trust, SURE)
+        return worthwhile(self.trust, SURE, most=0.9999)
 
     def offer(self, drafts: Sequence[int]) -> None:
         """Nothing: its drafts are its own."""

@@ -24,9 +24,10 @@ LATEST = 1 / 8
 """The weight of the latest draft in a drafter's `trust`, a moving average of how many of its drafts were right."""
 
 
-def worthwhile(trust: float, probability: float = 0.5) -> int:
-    """The number of drafts that are all accepted with at least this probability."""
-    return 0 if trust < probability else int(math.log(probability) / math.log(min(trust, 0.99)))
+def worthwhile(trust: float, probability: float = 0.5, most: float = 0.99) -> int:
+    """The number of drafts that are all accepted with at least this probability. most: a higher trust counts as
+    this."""
+    return 0 if trust < probability else int(math.log(probability) / math.log(min(trust, most)))
 
 
 def behind(launched: Sequence[int], guess: Sequence[int], count: int) -> Sequence[int]:

@@ -189,3 +189,10 @@ def _counting(seen: list[int]) -> Callable[[Any, Any], None]:
 def _rest(engine: Engine) -> None:
     while engine.stats()["rows_held"]:
         engine._call(lambda: None)
+
+
+@pytest.mark.parametrize("count", [3, 9, 10, 16])
+def test_prompt_lookup_goes_ahead_of_as_many_tokens_as_it_is_sure_of(count: int) -> None:
+    drafter = NgramProposer().drafter([1, 2, 3, 4, 5] * 200)
+    launched = drafter.propose(count)
+    assert len(launched) == len(drafter.propose(count, launched)) == count
