@@ -66,14 +66,14 @@ def drafts_by_head(config: EngineConfig, platform: Platform) -> bool:
     if not config.speculative_tokens or config.drafts == "ngram":
         return False
     if not platform.drafts and config.drafts == "mtp":
-        raise InvalidRequest("drafts", f"must be auto or ngram on {platform.device.kind}", "mtp")
+        raise InvalidRequest("drafts", f"must be auto, ngram or off on {platform.device.kind}", "mtp")
     return platform.drafts
 
 
 def require_head(config: EngineConfig, model: ModelPlan) -> None:
     """Raises InvalidRequest if a head is to draft that the model does not have."""
     if config.speculative_tokens and config.drafts == "mtp" and model.drafting is None:
-        limit = f"must be auto or ngram for {model.architecture}, whose files have no head that drafts"
+        limit = f"must be auto, ngram or off for {model.architecture}, whose files have no head that drafts"
         raise InvalidRequest("drafts", limit, "mtp")
 
 

@@ -54,7 +54,8 @@ class VllmEngine(Serving[VllmLoop]):
         require(config.vllm_python != "", "vllm_python", "must be an interpreter that has vLLM", "")
         for name in _HERE:
             given, default = getattr(config, name), EngineConfig.__dataclass_fields__[name].default
-            require(given == default, name, f"must be {default!r} with vLLM: use PETIOLE_VLLM_ARGS", given)
+            fits = given == default or (name, given) == ("drafts", "off")
+            require(fits, name, f"must be {default!r} with vLLM: use PETIOLE_VLLM_ARGS", given)
         folder = resolve_model(config.model, config.revision)
         self.tokenizer = tokenizer = load_tokenizer(folder)
         self._figures: dict[str, float] = {}
