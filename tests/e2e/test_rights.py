@@ -153,7 +153,6 @@ def may_ping(server: RedisServer, user: str) -> bool:
 
 def test_a_producer_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
     site, worker = guarded
-    site.redis.acl_log_reset()
     assert "all of it" in run_as(site, "webapp", "-c", PRODUCER)
     assert "NOPERM" not in worker.output
     assert refused(site) == []
@@ -191,7 +190,6 @@ print("all of it")
 def test_a_gateway_can_do_its_work(guarded: tuple[Site, Worker], user: str) -> None:
     site, _ = guarded
     grant_gateway(site.redis)
-    site.redis.acl_log_reset()
     assert "all of it" in run_as(site, user, "-c", GATEWAY)
     assert refused(site) == []
 
@@ -251,7 +249,6 @@ print("all of it")
 
 def test_a_monitor_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
     site, worker = guarded
-    site.redis.acl_log_reset()
     assert "all of it" in run_as(site, "monitor", "-c", MONITOR)
     assert refused(site) == []
     assert worker.node in run_as(site, "monitor", "-m", "petiole.tasks.commands.cli", "status", "--once")
@@ -277,7 +274,6 @@ print("all of it")
 
 def test_an_operator_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
     site, worker = guarded
-    site.redis.acl_log_reset()
     exchange = {"PETIOLE_CONTROL_EXCHANGE": "operators"}
     assert "all of it" in run_as(site, "operator", "-c", OPERATOR, worker.node, **exchange)
     assert refused(site) == []
