@@ -80,9 +80,7 @@ class Parser:
         self._rest = ""
         self._spaces: list[str] = []
         self._spaces_at = 0  # where the first of them is in the output
-        self._held: list[
-            str
-        ] = []  # what may belong to a call: from its opening mark, or the end of the last one, on
+        self._held: list[str] = []  # what may be a call: behind content, or behind the last call of a list
         self._held_at = 0
         self._fresh = False  # nothing but spaces since a mark
         self._told: set[Kind] = set()

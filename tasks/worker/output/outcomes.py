@@ -109,9 +109,9 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
 
 
 def largest(backend: Any) -> int:
-    """The largest JSON of a result that `backend` can store, in bytes; 512 MiB if Redis does not say. Redis is not
-    asked as a user other than `default`: docs/access-lists.md gives none the right, and each refusal is an entry in
-    its log."""
+    """The largest JSON of a result that `backend` can store, in bytes; 512 MiB if Redis does not say.
+
+    Only the user `default` asks. The users of docs/access-lists.md may not, and Redis logs each refusal."""
     if not isinstance(backend, RedisBackend):
         return sys.maxsize
     config, client = {"proto-max-bulk-len": 512 * 2**20}, backend.client
