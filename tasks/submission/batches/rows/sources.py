@@ -116,7 +116,7 @@ def source_of(rows: object, format: str | None = None, encoding: str = UTF_8) ->
         return Source("rows", numbered, table.total, columns=table.columns)
     if isinstance(rows, bytes) or not isinstance(rows, Iterable) or frames.has_no_length(rows):
         raise InvalidRequest("rows", "must be a file's path, or an iterable of rows", shorten(rows))
-    tables = isinstance(rows, Sequence) and len(rows) > 0 and frames.table_of(rows[0]) is not None
+    tables = isinstance(rows, Sequence) and len(rows) > 0 and frames.is_table(rows[0])
     total = len(rows) if isinstance(rows, Sized) and not tables else None
     if (names := frames.names_of(rows)) is not None:
         first, rows = _peeked(rows)

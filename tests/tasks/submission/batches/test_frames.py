@@ -69,6 +69,15 @@ class Stream:
         return self._table.__arrow_c_stream__(schema)
 
 
+class OnceStream(Stream):
+    """Such as the cursor of a database gives."""
+
+    def __arrow_c_stream__(self, schema: Any = None) -> Any:
+        taken = super().__arrow_c_stream__(schema)
+        del self._table
+        return taken
+
+
 @pytest.mark.parametrize("tables", [of_pandas, of_polars, of_pyarrow, of_datasets])
 def test_tables_are_rows(tables: Callable[[], Iterator[tuple[str, Any]]]) -> None:
     for name, table in tables():
@@ -86,6 +95,8 @@ def parts_of_tables() -> Iterator[tuple[str, Any]]:
     yield "a list of frames", [pandas.DataFrame(COLUMNS)[:1], pandas.DataFrame(COLUMNS)[1:]]
     yield "slices", polars.DataFrame(COLUMNS).iter_slices(2)
     yield "batches", pyarrow.table(COLUMNS).to_batches(max_chunksize=2)
+    table = pyarrow.table(COLUMNS)
+    yield "streams that can be read once", [OnceStream(table.slice(0, 1)), OnceStream(table.slice(1))]
     yield "a frame among rows", ({"n": 1, "text": "a"}, pandas.DataFrame(COLUMNS)[1:])
 
 
