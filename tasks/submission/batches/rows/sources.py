@@ -135,6 +135,9 @@ def _peeked(rows: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
 
 def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
     for number, given in enumerate(chain.from_iterable(map(_rows_in, rows))):
+        if isinstance(given, InvalidRequest):
+            yield Row(number, str(given).encode(), f"{given.field} {given.limit}")
+            continue
         try:
             row = frames.plain(given)
             if not isinstance(row, Mapping | str) and frames.has(given, "keys", "__getitem__"):
@@ -152,8 +155,12 @@ def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
 
 
 def _rows_in(given: Any) -> Iterable[Any]:
-    """The rows of one of many tables, such as pandas reads with `chunksize`. Anything else is a row."""
-    table = None if isinstance(given, dict | str) else frames.table_of(given)
+    """The rows of one of many tables, such as pandas reads with `chunksize`; the error of a table that cannot be
+    read. Anything else is a row."""
+    try:
+        table = None if isinstance(given, dict | str) else frames.table_of(given)
+    except InvalidRequest as error:
+        return (error,)
     return (given,) if table is None else table.rows
 
 

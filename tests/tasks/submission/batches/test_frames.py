@@ -166,6 +166,19 @@ def test_columns_of_one_name_are_refused() -> None:
         source_of(pandas.DataFrame([["a", "b"]], columns=["x", "x"]))
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_of_many_tables_that_cannot_be_read_is_one_bad_row(place: int) -> None:
+    pandas = pytest.importorskip("pandas")
+    tables = [pandas.DataFrame({"prompt": ["a", "b"]})]
+    tables.insert(place, pandas.DataFrame([["a", "b"], ["c", "d"]], columns=["x", "x"]))
+    rows = list(source_of(tables))
+    assert [row.number for row in rows] == [0, 1, 2]
+    bad = rows.pop(2 * place)
+    assert [row.value() for row in rows] == [{"prompt": "a"}, {"prompt": "b"}]
+    with pytest.raises(InvalidRequest, match="row: columns must have names of their own, got"):
+        bad.value()
+
+
 @pytest.mark.parametrize("hole", [None, float("nan"), Decimal("nan")])
 def test_a_hole_is_its_rows_error_where_the_row_uses_it(hole: Any) -> None:
     [row] = source_of([{"id": "a", "text": hole, "other": "b"}])
