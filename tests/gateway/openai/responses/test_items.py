@@ -163,6 +163,23 @@ def test_what_is_no_item_is_refused_by_name(given: Any, field: str) -> None:
     assert refused.value.field == field
 
 
+def test_only_images_that_a_model_is_shown_are_fetched() -> None:
+    url = "https://example.invalid/x.png"
+    parts = [{"type": "input_image", "image_url": url}]
+    given = [
+        {"type": "mcp_call", "output": parts},
+        {"type": "reasoning", "content": parts},
+        {"type": ["message"], "content": parts},
+        {"role": "user", "content": [{"type": "input_text", "text": "x", "image_url": url}]},
+        {"role": "user", "content": parts},
+        {"type": "function_call_output", "call_id": "1", "output": parts},
+    ]
+    assert items.to_fetch("input", given) == [
+        ("input[4].content[0].image_url", url),
+        ("input[5].output[0].image_url", url),
+    ]
+
+
 def test_an_items_id_leads_back_to_its_response() -> None:
     name = f"resp_{'ab' * 16}"
     assert items.response_of(items.output_id(name, "message", 300)) == name
