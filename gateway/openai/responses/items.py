@@ -89,9 +89,11 @@ def _item(field: str, given: object, fetched: Images) -> Item:
     if not isinstance(given, dict):
         raise InvalidRequest(field, "must be an item", shorten(given))
     kind = _kind(given)
-    if isinstance(kind, str) and kind not in _TOLD:
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"{field}.type", "must be text", shorten(kind))
+    if kind not in _TOLD:
         return {"type": kind}  # skipped: nothing is read of it
-    item: Item = {"type": kind, "id": _text(field, given, "id") if given.get("id") else new_id(str(kind))}
+    item: Item = {"type": kind, "id": _text(field, given, "id") if given.get("id") else new_id(kind)}
     match kind:
         case "message":
             role = given.get("role")
@@ -139,7 +141,7 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             return {**item, "role": role, "tools": tools.callable_only(f"{field}.tools", given.get("tools"))}
         case "item_reference":
             return {"type": kind, "id": _text(field, given, "id")}
-    raise InvalidRequest(f"{field}.type", "must be text", shorten(kind))
+    raise AssertionError(kind)
 
 
 def skipped(given: object) -> list[str]:
