@@ -6,6 +6,8 @@ have a pattern, the key is one that nobody uses."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from itertools import compress
@@ -28,6 +30,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 
 KNOWN_FOR_S = 5.0
+WAIT_S = 0.5
 _SHA = "0" * 40
 _RESULT = "celery-task-meta-nothing"
 _FORMS: dict[str, tuple[Any, ...]] = {
@@ -95,18 +98,29 @@ def _lists() -> list[str]:
 
 
 class DeniedCommands:
-    """What an event loop knows of them."""
+    """What an event loop knows of them. A task of its own looks, because a connection may not be free for long."""
 
     def __init__(self) -> None:
-        self._known: tuple[float, Sequence[str]] = float("-inf"), ()
+        self._known: Sequence[str] = ()
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
 
     async def look(self) -> Sequence[str]:
-        """The commands, with their keys. Raises the errors of a lost connection."""
-        looked_at, denied = self._known
-        if time.monotonic() - looked_at > KNOWN_FOR_S:
-            denied = await _look(needed())
-            self._known = time.monotonic(), denied
-        return denied
+        """The commands, with their keys, as they were last known. After `KNOWN_FOR_S` it waits `WAIT_S` for news."""
+        if self._looking is None and time.monotonic() - self._looked_at > KNOWN_FOR_S:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            await asyncio.wait([self._looking], timeout=WAIT_S)
+        return self._known
+
+    async def _look(self) -> None:
+        try:
+            with contextlib.suppress(TimeoutError, redis.RedisError, OSError):
+                async with asyncio.timeout(connections.REPLY_TIMEOUT_S):
+                    self._known = await _look(needed())
+                    self._looked_at = time.monotonic()
+        finally:
+            self._looking = None
 
 
 denied_commands = connections.PerLoop(DeniedCommands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from petiole.gateway import application
 from petiole.gateway.serving.auth import redis_rights
 from petiole.tasks.keys import OPEN_BATCHES_KEY
+from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.support.rights import SECRET, commands, documented, grant_gateway, of_gateways, version_of
 from tests.support.site import RedisServer
@@ -105,6 +108,31 @@ def test_a_server_without_transactions_is_asked_for_nothing(
     finally:
         settings.cache_clear()
         server.kill()
+
+
+def test_a_gateway_whose_connections_are_all_in_use_is_ready_and_shows_what_it_knows(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETIOLE_STREAM_CONNECTIONS", "2")
+    monkeypatch.setattr(redis_rights, "KNOWN_FOR_S", 0.0)
+    settings.cache_clear()
+
+    async def answers() -> tuple[list[object], list[str]]:
+        async def answer() -> object:
+            return json.loads(bytes((await application.ready(None)).body))  # type: ignore[arg-type]
+
+        first, pool = await answer(), connections.async_streams().connection_pool
+        held = [await pool.get_connection()]
+        full = await answer()
+        await application.metrics(None)  # type: ignore[arg-type]
+        for connection in held:
+            await pool.release(connection)
+        return [first, full], redis_rights.denied_commands()._known
+
+    allow(client, without="zcount")
+    said, known = asyncio.run(answers())
+    assert said == [{"status": "ok", "may_not": known}] * 2
+    assert len(known) == 1
 
 
 def test_a_user_who_may_not_queue_carries_out_nothing(client: redis.Redis) -> None:
