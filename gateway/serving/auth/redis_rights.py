@@ -106,7 +106,7 @@ class DeniedCommands:
         self._looking: asyncio.Task[None] | None = None
 
     async def look(self) -> Sequence[str]:
-        """The commands, with their keys, as they were last known. After `KNOWN_FOR_S` it waits `WAIT_S` for news."""
+        """The commands, with their keys, as last known. After `KNOWN_FOR_S` it waits `WAIT_S` for news."""
         if self._looking is None and time.monotonic() - self._looked_at > KNOWN_FOR_S:
             self._looking = asyncio.create_task(self._look())
         if self._looking is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -117,7 +117,7 @@ def test_a_gateway_whose_connections_are_all_in_use_is_ready_and_shows_what_it_k
     monkeypatch.setattr(redis_rights, "KNOWN_FOR_S", 0.0)
     settings.cache_clear()
 
-    async def answers() -> tuple[list[object], list[str]]:
+    async def answers() -> tuple[list[object], Sequence[str]]:
         async def answer() -> object:
             return json.loads(bytes((await application.ready(None)).body))  # type: ignore[arg-type]
 
