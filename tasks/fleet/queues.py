@@ -109,12 +109,14 @@ async def aqueue_length(queue: str | None = None, app: Celery = celery_app) -> i
 
 class QueueReport(BaseModel):
     """A queue: how many tasks wait in it, by priority (None on RabbitMQ, which counts all together), and how many
-    live workers take from it."""
+    live workers take from it. `known`: it is the fleet's (`known_queues`). Others are misspelt, or another
+    application's."""
 
     queue: str
     waiting: int
     by_priority: dict[int | None, int]
     workers: int
+    known: bool = True
 
 
 def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> list[QueueReport]:
@@ -124,9 +126,16 @@ def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> 
     lengths: dict[str, dict[int | None, int]] = {}
     for (name, priority), length in queue_lengths(app, named).items():
         lengths.setdefault(name, {})[priority] = length
+    known = known_queues()
     live = Counter(name for worker in reports if not worker.lost for name in worker.queues)
     return [
-        QueueReport(queue=name, waiting=sum(counted.values()), by_priority=counted, workers=live[name])
+        QueueReport(
+            queue=name,
+            waiting=sum(counted.values()),
+            by_priority=counted,
+            workers=live[name],
+            known=name in known,
+        )
         for name, counted in lengths.items()
         if not is_own(name) or any(counted.values())
     ]
