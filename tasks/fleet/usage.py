@@ -8,9 +8,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import redis
+from pydantic import Field, TypeAdapter, ValidationError
 
 from petiole.tasks.keys import budgets_key, usage_keys
 from petiole.tasks.record.ledger import SECONDS_A_DAY, SUMS
@@ -33,10 +34,11 @@ class BudgetShare(NamedTuple):
 
     tenant: str
     budget: str
-    used: int
-    most: int
+    used: Annotated[int, Field(ge=0)]
+    most: Annotated[int, Field(gt=0)]
 
 
+_SHARES = TypeAdapter(list[BudgetShare])
 SHARES_KEPT_S = 30
 """How long it is known what gateways have told."""
 
@@ -47,10 +49,10 @@ def telling(shares: Iterable[BudgetShare]) -> tuple[str, str, str, str, str]:
 
 
 def budgets() -> list[BudgetShare]:
-    """What gateways have just told. Empty if none runs, and for a user who may not read it."""
-    with contextlib.suppress(redis.exceptions.NoPermissionError, ValueError, TypeError):
+    """What gateways have just told. Empty if none runs, and if it cannot be read."""
+    with contextlib.suppress(redis.RedisError, ValidationError):
         told: Any = connections.streams().get(budgets_key())
-        return [BudgetShare(*one) for one in json.loads(told or "[]")]
+        return _SHARES.validate_json(told or "[]")
     return []
 
 
