@@ -145,7 +145,8 @@ def _lives(started: dict[str, Life]) -> Iterator[Metric]:
 
 
 def _usage() -> Iterator[Metric]:
-    """Today's sums of the ledger, which begin anew at midnight, UTC. None if this user may not read them."""
+    """Today's sums of the ledger, which begin anew at midnight, UTC. None if this user may not read them. The sum
+    of `usage.OTHERS` falls when one of them becomes one of the busiest, so it has no rate."""
     tasks = CounterMetricFamily(
         "petiole_usage_requests", "Tasks that have ended today, by how.", labels=("tenant", "model", "end")
     )
