@@ -31,7 +31,26 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisSer
 def test_what_was_told_is_read(server: RedisServer) -> None:
     assert usage.budgets() == []
     connections.perform([usage.telling([SHARE])])
-    assert usage.budgets() == [SHARE]
+    assert [one[:4] for one in usage.budgets()] == [SHARE[:4]]
+
+
+def test_what_another_gateway_has_told_stays_for_a_while(server: RedisServer) -> None:
+    other, more = SHARE._replace(tenant="other"), SHARE._replace(used=95)
+    for shares in ([SHARE], [other], [more]):
+        connections.perform([usage.telling(shares)])
+    told = usage.budgets()
+    assert {one[:4] for one in told} == {other[:4], more[:4]}
+    gone = [one._replace(at=one.at - usage.SHARES_KEPT_S) for one in told]
+    connections.streams().set(budgets_key(), json.dumps(gone))
+    connections.perform([usage.telling([SHARE])])
+    assert [one[:4] for one in usage.budgets()] == [SHARE[:4]]
+
+
+@pytest.mark.parametrize("before", ["{", "7", "[7]", '[["a"]]', b"\xff"])
+def test_what_cannot_be_read_is_written_anew(server: RedisServer, before: str) -> None:
+    connections.streams().set(budgets_key(), before)
+    connections.perform([usage.telling([SHARE])])
+    assert [one[:4] for one in usage.budgets()] == [SHARE[:4]]
 
 
 @pytest.mark.parametrize(
