@@ -1,7 +1,8 @@
 """Answers from Petiole's own documentation: `python examples/ask_the_docs.py "What happens when a worker dies?"`.
 
-The sections of the pages become vectors, the nearest ones are put before the question, and the answer streams. The
-fleet has two models, so the one of vectors has a queue of its own:
+The sections of the pages become vectors, the nearest ones are put before the question, and the answer streams.
+Each step waits for as long as its worker takes. The fleet has two models, so the one of vectors has a queue of
+its own:
 
     PETIOLE_MODEL=petiole-tiny-embed celery -A petiole worker -Q embed -n embed@%h &
     PETIOLE_MODEL=petiole-tiny celery -A petiole worker &
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from petiole import Vectors, chat, embed
+from petiole import chat, embed
 
 DOCS = Path(__file__).parents[1] / "docs"
 NEAREST = 3
@@ -48,8 +49,7 @@ class Index:
         self.vectors = embed.many(texts, prompt_name="passage", truncate=True, queue="embed").numpy()
 
     def nearest(self, question: str) -> list[Section]:
-        asked = embed.apply_async(kwargs={"texts": [question], "prompt_name": "query"}, queue="embed")
-        cosines = self.vectors @ Vectors.of(asked.get(timeout=60)).numpy()[0]
+        cosines = self.vectors @ embed.many([question], prompt_name="query", queue="embed").numpy()[0]
         return [self.sections[k] for k in np.argsort(-cosines)[:NEAREST]]
 
 
@@ -59,7 +59,7 @@ def answer(question: str, found: list[Section]) -> Iterator[str]:
         {"role": "system", "content": f"Answer from these pages, or say that they do not say.\n\n{known}"},
         {"role": "user", "content": question},
     ]
-    with chat.stream(messages=messages, max_tokens=80, truncate="start", temperature=0, timeout_s=60) as deltas:
+    with chat.stream(messages=messages, max_tokens=80, truncate="start", temperature=0) as deltas:
         for delta in deltas:
             yield delta.text
 

@@ -5,7 +5,6 @@ request."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.metadata
 import re
 from functools import cached_property
@@ -61,13 +60,13 @@ async def health(_: Request) -> Response:
 
 async def ready(_: Request) -> Response:
     """Whether Redis answers, too: a load balancer sends requests to no other. And what Redis does not let the
-    gateway do."""
+    gateway do, as far as it is known."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             await connections.async_streams().ping()
-            denied = await redis_rights.denied_commands().look()
     except (TimeoutError, *connections.LOST) as error:
         return JSONResponse({"status": "unavailable", "reason": type(error).__name__}, 503)
+    denied = await redis_rights.denied_commands().look()
     return JSONResponse({"status": "ok", **({"may_not": denied} if denied else {})})
 
 
@@ -77,9 +76,7 @@ async def version(_: Request) -> Response:
 
 async def metrics(_: Request) -> Response:
     """This process's figures, for Prometheus. Those of the fleet are `petiole metrics`."""
-    with contextlib.suppress(TimeoutError, redis.RedisError, OSError):
-        async with asyncio.timeout(_ANSWER_S):
-            count_denied(len(await redis_rights.denied_commands().look()))
+    count_denied(len(await redis_rights.denied_commands().look()))
     return Response(generate_latest(METRICS), media_type=CONTENT_TYPE_LATEST)
 
 

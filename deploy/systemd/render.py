@@ -110,6 +110,8 @@ def unit_of(
     drain_s: int,
     limits: list[str] | None = None,
 ) -> str:
+    if twice := sorted(settings.keys() & {key.removesuffix("_FILE") for key in settings if key.endswith("_FILE")}):
+        raise WrongError(f"settings of {name}: {twice[0]} must not be set beside {twice[0]}_FILE")
     home = str(told.get("environment", "/srv/petiole"))
     known = {"HOME": "/var/cache/petiole", "HF_HOME": "/var/cache/petiole/huggingface", **settings}
     return UNIT.format(

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from petiole.contract.limits import MAX_MESSAGES, MAX_TOOLS
 from petiole.contract.requests.bounds import Entries, Object
-from petiole.contract.requests.count import MOST, CountDict
+from petiole.contract.requests.count import CountDict
 from petiole.gateway.core.foreign import spellings
 from petiole.gateway.core.requests import Ids, RequestBody
 from petiole.gateway.openai import conversation
@@ -51,22 +51,14 @@ class Tokenize(RequestBody):
     def options(self) -> dict[str, Any]:
         """The options of the count. Raises `InvalidRequest`."""
         if self.messages is None:
-            return {"texts": [self.prompt], "with_ids": True} | self._false("add_special_tokens")
+            return {"texts": [self.prompt], "with_ids": True} | self._more("add_special_tokens")
         given = {name: value for name in _OF_A_CHAT if (value := getattr(self, name))}
         view = spellings.view(self.mm_processor_kwargs)
         told = of_a_chat(given | {"messages": conversation.messages(self.messages, view=view)})
-        return told | self._false("add_generation_prompt")
+        return told | self._more("add_generation_prompt")
 
-    def _false(self, name: str) -> dict[str, Any]:
-        return {} if getattr(self, name) else {name: False}
-
-    def one_by_one(self, counted: CountDict) -> dict[str, Any]:
-        """The options of the count that gives each token's text. Raises `InvalidRequest`."""
-        ids = counted["token_ids"][0]
-        if len(ids) > MOST:
-            limit = f"can be given for at most {MOST} tokens"
-            raise InvalidRequest("return_token_strs", limit, f"{len(ids)} tokens")
-        return {"token_ids": [[max(0, token)] for token in ids], "skip_special_tokens": False}
+    def _more(self, name: str) -> dict[str, Any]:
+        return {name: getattr(self, name), "with_tokens": self.return_token_strs}
 
 
 class Detokenize(RequestBody):
@@ -88,10 +80,10 @@ def described(model: ModelFacts) -> dict[str, Any]:
     }
 
 
-def tokenized(counted: CountDict, texts: list[str] | None) -> dict[str, Any]:
+def tokenized(counted: CountDict) -> dict[str, Any]:
     return {
         "count": counted["counts"][0],
         "max_model_len": counted["max_model_len"],
         "tokens": counted["token_ids"][0],
-        "token_strs": texts,
+        "token_strs": counted["tokens"][0] if "tokens" in counted else None,
     }

@@ -74,10 +74,7 @@ async def tokenize(request: Request) -> Response:
     asked = await request_body.read(request, Tokenize)
     found = await catalogue().find(asked.model)
     counted = await count_alone(found, tokenization.NAMES, **checked(asked.options))
-    texts = None
-    if asked.return_token_strs:
-        texts = (await count(found, tokenization.NAMES, **checked(lambda: asked.one_by_one(counted))))["texts"]
-    return json_answer(tokenization.tokenized(counted, texts))
+    return json_answer(tokenization.tokenized(counted))
 
 
 async def detokenize(request: Request) -> Response:

@@ -28,6 +28,7 @@ from petiole.tasks.settings import settings
 
 M = TypeVar("M", bound=Bounded)
 V = TypeVar("V")
+B = TypeVar("B", bound=bytes | bytearray | str)
 
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 """Few bytes could become a thousand times as many."""
@@ -37,8 +38,7 @@ _LARGE = ProcessThreads("bodies", size=1, most=100_000)
 async def read(request: Request, kind: type[M]) -> M:
     """The body as a request of this kind. Raises `Failure`."""
     body = await _bytes(request)
-    large = len(body) >= memory.LARGE_BYTES
-    asked = await _LARGE.run(_released, _request, body, kind) if large else _request(body, kind)
+    asked = await apart(lambda body: _request(body, kind), body)
     if isinstance(asked, RequestBody) and asked.ignored:
         caller.tell(unknown.HEADER, unknown.told(asked.ignored))
     return asked
@@ -47,7 +47,7 @@ async def read(request: Request, kind: type[M]) -> M:
 async def looked_at(request: Request) -> tuple[dict[str, Any], Request]:
     """The object in the body, and the request again, for a handler that reads it. Raises `Failure`."""
     body = await _bytes(request)
-    value = decoded(body) if len(body) < memory.LARGE_BYTES else await _LARGE.run(_released, decoded, body)
+    value = await apart(decoded, body)
     unread: list[Message] = [{"type": "http.request", "body": body}]
 
     async def receive() -> Message:
@@ -56,9 +56,16 @@ async def looked_at(request: Request) -> tuple[dict[str, Any], Request]:
     return value, Request(request.scope, receive)
 
 
-def _released(read: Callable[..., V], *arguments: Any) -> V:
+async def apart(read: Callable[[B], V], body: B) -> V:
+    """What `read` makes of a body, in the caller's context. A large body is read on a thread."""
+    if len(body) < memory.LARGE_BYTES:
+        return read(body)
+    return await _LARGE.run(_released, read, body)
+
+
+def _released(read: Callable[[B], V], body: B) -> V:
     try:
-        return read(*arguments)
+        return read(body)
     finally:
         memory.release()
 

@@ -40,7 +40,7 @@ async def get(*names: str) -> list[Any]:
 def _decoded(raw: object) -> Any:
     try:
         return json_text.decode(raw) if isinstance(raw, bytes) else None
-    except msgspec.MsgspecError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -195,6 +195,11 @@ class Serving(ABC, Generic[L]):
         """The text of tokens. Runs on the calling thread. Raises InvalidRequest."""
         return self._intake.preparer.text_of(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def entries_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it, empty where it has none, as for IMAGE. Runs on the calling
+        thread. Raises InvalidRequest."""
+        return self._intake.preparer.entries_of(token_ids)
+
     def text_lengths(self, request: Request, token_ids: Sequence[int]) -> list[int]:
         """For each of these tokens, of an output of this request: how many characters the text up to it has. Runs
         on the calling thread. Raises InvalidRequest."""

@@ -157,6 +157,12 @@ class Preparer:
         ids = check_token_ids("token_ids", token_ids, self.limits.vocab_size)
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def entries_of(self, token_ids: Sequence[int]) -> list[str]:
+        """See `Engine.entries_of`."""
+        if self.tokenizer is None:
+            raise no_tokenizer("token_ids")
+        return [*map(self.tokenizer.entry, token_ids)]
+
     def text_lengths(self, request: Request, token_ids: Sequence[int]) -> list[int]:
         """See `Engine.text_lengths`."""
         if self.tokenizer is None:

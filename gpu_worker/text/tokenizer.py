@@ -139,12 +139,15 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def entry(self, token_id: int) -> str:
+        """How the vocabulary writes a token ("Ġthe", "▁the"); empty for one that it lacks."""
+        return (self.backend.id_to_token(token_id) if token_id >= 0 else None) or ""
+
     def text_of(self, token_id: int) -> str:
         """How a special token is written. Raises ModelError for a token that the tokenizer lacks."""
-        found = self.backend.id_to_token(token_id)
-        if found is None:
-            raise ModelError(f"tokenizer.json: must have the token {token_id}, which config.json names")
-        return str(found)
+        if found := self.entry(token_id):
+            return found
+        raise ModelError(f"tokenizer.json: must have the token {token_id}, which config.json names")
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token contributes to the text, special tokens included. It may be a part of a character."""

@@ -482,6 +482,9 @@ class CountCall(Submission, total=False):
     """Lists of token ids, to get their texts."""
     with_ids: bool
     """Also return the token ids. A position of an image is -1. Default: False."""
+    with_tokens: bool
+    """Also return the tokens as the vocabulary writes them (`Ġthe`). A position of an image is empty. Default:
+    False."""
     skip_special_tokens: bool
     """`False` keeps special tokens in the texts of `token_ids`. Default: True."""
 

@@ -154,4 +154,6 @@ def count(request: CountRequest) -> dict[str, Any]:
         return {"counts": [*map(len, request.token_ids)], "texts": [""] * len(request.token_ids), **known}
     texts = [json.dumps(request.messages)] if request.texts is None else request.texts
     found = [tokens_of(text) for text in texts]
-    return {"counts": [*map(len, found)], **({"token_ids": found} if request.with_ids else {}), **known}
+    ids = {"token_ids": found} if request.with_ids else {}
+    tokens = {"tokens": [*map(words_of, texts)]} if request.with_tokens else {}
+    return {"counts": [*map(len, found)], **ids, **tokens, **known}

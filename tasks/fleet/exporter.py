@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import redis
 from prometheus_client import CollectorRegistry, start_http_server
@@ -45,7 +45,7 @@ class FleetCollector(Collector):
         try:
             workers, quarantined = reports.workers(), connections.streams().llen(QUARANTINE_KEY)
             answers, started = probes.answers(), restarts.lives()
-            lengths = _lengths(workers)
+            lengths, known = _lengths(workers), queues.known_queues()
         except Exception as error:  # any exception: the next scrape tries again
             logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)
@@ -56,7 +56,7 @@ class FleetCollector(Collector):
         yield from _servers(answers)
         yield from _lives(started)
         yield GaugeMetricFamily("petiole_quarantine_messages", "Messages that were put aside.", value=quarantined)
-        yield from _queues(lengths, workers)
+        yield from _queues(lengths, workers, known)
         yield from _usage()
         yield _budgets()
         yield from _states(workers)
@@ -97,7 +97,10 @@ def _servers(answers: Mapping[str, Answers]) -> Iterator[Metric]:
     yield from (writable, trip)
 
 
-def _queues(lengths: Mapping[tuple[str, int | None], int], workers: Iterable[WorkerReport]) -> Iterator[Metric]:
+def _queues(
+    lengths: Mapping[tuple[str, int | None], int], workers: Iterable[WorkerReport], known: Collection[str]
+) -> Iterator[Metric]:
+    """`known`: the fleet's queues. The workers of others are not Petiole's, or there are none."""
     waiting = GaugeMetricFamily(
         "petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue", "priority")
     )
@@ -114,7 +117,7 @@ def _queues(lengths: Mapping[tuple[str, int | None], int], workers: Iterable[Wor
         for queue in () if worker.lost else worker.queues:
             taking[queue] += worker.state == "ready"
             served[queue].add(worker.fingerprint)
-    for queue in dict.fromkeys(queue for queue, _ in lengths):
+    for queue in dict.fromkeys(queue for queue, _ in lengths if queue in known):
         takers.add_metric((queue,), taking[queue])
         models.add_metric((queue,), len(served[queue]))
     yield from (waiting, takers, models)
@@ -142,7 +145,8 @@ def _lives(started: dict[str, Life]) -> Iterator[Metric]:
 
 
 def _usage() -> Iterator[Metric]:
-    """Today's sums of the ledger, which begin anew at midnight, UTC. None if this user may not read them."""
+    """Today's sums of the ledger, which begin anew at midnight, UTC. None if this user may not read them. The sum
+    of `usage.OTHERS` falls when one of them becomes one of the busiest, so it has no rate."""
     tasks = CounterMetricFamily(
         "petiole_usage_requests", "Tasks that have ended today, by how.", labels=("tenant", "model", "end")
     )

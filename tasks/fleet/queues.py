@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import redis
 from celery import Celery
@@ -41,23 +41,35 @@ def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[
     names += sorted(set(others).difference(names))
     with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
         connection.connect()
-        lengths = {name: _lengths(connection, name) for name in names}
-        for name in sorted(_sent_to(connection).difference(names)):
-            if any((counted := _lengths(connection, name)).values()):
-                lengths[name] = counted
+        lengths = _lengths(connection, names)
     return {(name, priority): length for name, of in lengths.items() for priority, length in of.items()}
 
 
-def _sent_to(connection: Any) -> set[str]:
-    """The queues to which producers of Petiole's app have ever sent, of those whose names begin with the default
-    queue's. Empty on RabbitMQ, and for a user who may not ask."""
+def _lengths(connection: Any, names: Sequence[str]) -> dict[str, dict[int | None, int]]:
+    """By queue and priority: all on Redis in one round trip. On RabbitMQ each has a channel, which a queue that
+    does not exist yet closes."""
     with connection.channel() as channel:
-        if not isinstance(channel, RedisChannel):
-            return set()
+        if isinstance(channel, RedisChannel):
+            found = list_lengths(channel, [*names, *sorted(_sent_to(channel).difference(names))])
+            return {name: counted for name, counted in found.items() if name in names or any(counted.values())}
+    return {name: {None: _declared(connection, name)} for name in names}
+
+
+def _declared(connection: Any, name: str) -> int:
+    with connection.channel() as channel:
         try:
-            bound: Any = cast(Any, channel).get_table(settings().queue)
-        except redis.ResponseError:
-            return set()
+            return int(channel.queue_declare(name, passive=True).message_count)
+        except connection.channel_errors:  # the queue does not exist yet
+            return 0
+
+
+def _sent_to(channel: Any) -> set[str]:
+    """The queues to which producers of Petiole's app have ever sent, of those whose names begin with the default
+    queue's. Empty for a user who may not ask."""
+    try:
+        bound = channel.get_table(settings().queue)
+    except redis.ResponseError:
+        return set()
     own = re.compile(rf"{re.escape(settings().queue)}\..*(?<!{re.escape(SUFFIX)})", re.DOTALL)
     return {names[-1] for names in bound if own.fullmatch(names[-1])}
 
@@ -97,12 +109,14 @@ async def aqueue_length(queue: str | None = None, app: Celery = celery_app) -> i
 
 class QueueReport(BaseModel):
     """A queue: how many tasks wait in it, by priority (None on RabbitMQ, which counts all together), and how many
-    live workers take from it."""
+    live workers take from it. `known`: it is the fleet's (`known_queues`). Others are misspelt, or another
+    application's."""
 
     queue: str
     waiting: int
     by_priority: dict[int | None, int]
     workers: int
+    known: bool = True
 
 
 def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> list[QueueReport]:
@@ -112,38 +126,35 @@ def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> 
     lengths: dict[str, dict[int | None, int]] = {}
     for (name, priority), length in queue_lengths(app, named).items():
         lengths.setdefault(name, {})[priority] = length
+    known = known_queues()
     live = Counter(name for worker in reports if not worker.lost for name in worker.queues)
     return [
-        QueueReport(queue=name, waiting=sum(counted.values()), by_priority=counted, workers=live[name])
+        QueueReport(
+            queue=name,
+            waiting=sum(counted.values()),
+            by_priority=counted,
+            workers=live[name],
+            known=name in known,
+        )
         for name, counted in lengths.items()
         if not is_own(name) or any(counted.values())
     ]
 
 
-def _lengths(connection: Any, queue: str) -> dict[int | None, int]:
-    """A queue's messages, by priority."""
-    with connection.channel() as channel:
-        if isinstance(channel, RedisChannel):
-            return list_lengths(channel, queue)
-        try:
-            return {None: int(channel.queue_declare(queue, passive=True).message_count)}
-        except connection.channel_errors:  # the queue does not exist yet
-            return {None: 0}
-
-
-def list_lengths(channel: Any, queue: str) -> dict[int | None, int]:
-    """The lengths of a queue's lists on Redis, by priority. A key that is not a list is left out."""
-    lists = {priority: channel._q_for_pri(queue, priority) for priority in channel.priority_steps}
+def list_lengths(channel: Any, names: Iterable[str]) -> dict[str, dict[int | None, int]]:
+    """The lengths of queues' lists on Redis, by queue and priority. A key that is not a list is left out."""
+    lists = [(name, step, channel._q_for_pri(name, step)) for name in names for step in channel.priority_steps]
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
-        for key in lists.values():
+        for _, _, key in lists:
             pipe.llen(key)
         lengths = pipe.execute(raise_on_error=False)
-    found: dict[int | None, int] = {}
-    for (priority, key), length in zip(lists.items(), lengths, strict=True):
+    found: dict[str, dict[int | None, int]] = {}
+    for (name, priority, key), length in zip(lists, lengths, strict=True):
+        counted = found.setdefault(name, {})
         if is_damage(length):
-            logger.warning("queue %s: key %r cannot be counted: %s", queue, key, length)
+            logger.warning("queue %s: key %r cannot be counted: %s", name, key, length)
         elif isinstance(length, Exception):
             raise length
         else:
-            found[int(priority)] = length
+            counted[int(priority)] = length
     return found

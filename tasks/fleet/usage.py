@@ -8,9 +8,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import redis
+from pydantic import Field, TypeAdapter, ValidationError
 
 from petiole.tasks.keys import budgets_key, usage_keys
 from petiole.tasks.record.ledger import SECONDS_A_DAY, SUMS
@@ -29,28 +30,49 @@ class TenantUsage(NamedTuple):
 
 
 class BudgetShare(NamedTuple):
-    """`budget`: the limit's name, such as `day_tokens`. `used`, `most`: tokens."""
+    """`budget`: the limit's name, such as `day_tokens`. `used`, `most`: tokens. `at`: when a gateway told it, in
+    seconds of Redis's clock."""
 
     tenant: str
     budget: str
-    used: int
-    most: int
+    used: Annotated[int, Field(ge=0)]
+    most: Annotated[int, Field(gt=0)]
+    at: int = 0
 
 
+_SHARES = TypeAdapter(list[BudgetShare])
 SHARES_KEPT_S = 30
 """How long it is known what gateways have told."""
 
+# KEYS[1] what was told; ARGV: what is told now, seconds for which it is known
+_TELL = """
+local now = tonumber(redis.call('TIME')[1])
+local read, before = pcall(cjson.decode, redis.pcall('GET', KEYS[1]))
+local told, again = cjson.decode(ARGV[1]), {}
+for _, one in ipairs(told) do
+  one[5] = now
+  again[cjson.encode({one[1], one[2]})] = true
+end
+for _, one in ipairs(read and type(before) == 'table' and before or {}) do
+  if type(one) == 'table' and type(one[5]) == 'number' and one[5] > now - ARGV[2]
+      and not again[cjson.encode({one[1], one[2]})] then
+    table.insert(told, one)
+  end
+end
+redis.call('SET', KEYS[1], cjson.encode(told), 'EX', ARGV[2])
+"""
 
-def telling(shares: Iterable[BudgetShare]) -> tuple[str, str, str, str, str]:
-    """The command of a gateway that tells."""
-    return "SET", budgets_key(), json.dumps([*shares]), "EX", str(SHARES_KEPT_S)
+
+def telling(shares: Iterable[BudgetShare]) -> tuple[str, ...]:
+    """The command of a gateway that tells. What others with other keys have told stays."""
+    return "EVAL", _TELL, "1", budgets_key(), json.dumps([one[:4] for one in shares]), str(SHARES_KEPT_S)
 
 
 def budgets() -> list[BudgetShare]:
-    """What gateways have just told. Empty if none runs, and for a user who may not read it."""
-    with contextlib.suppress(redis.exceptions.NoPermissionError, ValueError, TypeError):
+    """What gateways have just told. Empty if none runs, and if it cannot be read."""
+    with contextlib.suppress(redis.RedisError, ValidationError):
         told: Any = connections.streams().get(budgets_key())
-        return [BudgetShare(*one) for one in json.loads(told or "[]")]
+        return _SHARES.validate_json(told or "[]")
     return []
 
 

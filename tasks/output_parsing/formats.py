@@ -73,12 +73,13 @@ def _qwen_xml() -> dict[str, Any]:
         _CHATML,
         reasoning_content=_THOUGHT,
         tool_calls={
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "open_pattern": r"<tool_call>\s*<function(?:\s+name)?\s*=(?P<name>[^>\n]+)>",
             "close_pattern": r"(?:</function>\s*)?</tool_call>",
             "repeats": True,
             "content": "xml-inline",
             "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+                "tag_pattern": r"<parameter(?P<slip>(?:\s+name)?\s*)=(?P<key>[^>\n]+)>"
+                r"\n?(?P<value>.*?)\n?</parameter>",
                 "value_parser": {"name": "json", "args": {"allow_non_json": True}},
             },
             "transform": _CALLED,

@@ -80,7 +80,7 @@ class Parser:
         self._rest = ""
         self._spaces: list[str] = []
         self._spaces_at = 0  # where the first of them is in the output
-        self._held: list[str] = []  # after the opening mark of what may be a call
+        self._held: list[str] = []  # what may be a call: behind content, or behind the last call of a list
         self._held_at = 0
         self._fresh = False  # nothing but spaces since a mark
         self._told: set[Kind] = set()
@@ -127,7 +127,7 @@ class Parser:
             self._tell("".join(self._spaces), self._spaces_at)
         if self.is_reasoning:
             self.spans.append((self._thought_from, self._read_before))
-        calls = [] if self._whole is None else self._whole.calls
+        calls = [] if self._whole is None else self._whole.finish()
         if calls:
             self._kept.clear()
         self._tell_kept()
@@ -191,8 +191,12 @@ class Parser:
     def _in_body(self, body: Body, text: str, at: int, final: bool) -> tuple[int, bool]:
         opened = self._field
         assert opened is not None
+        calls = self._calls
         after = body.feed(text, at, final=final)
-        if not self._begun:
+        ended = self._calls > calls
+        if ended:
+            self._held_at = self._read_before + after
+        elif not self._calling:
             self._held.append(text[at:after])
         if body.failed:
             self._body = None
@@ -200,12 +204,15 @@ class Parser:
                 self._give_back()
                 self._leave_call(opened)
         elif body.done:
+            if self._begun:
+                self._held.clear()
+            self._give_back()
             self._leave_call(opened)
-        else:
-            if final and not self._begun:
-                self._held.append(text[after:])
-            elif final and self._calling:
+        elif not ended:
+            if final and self._calling:
                 self.arguments(text[after:])
+            elif final:
+                self._held.append(text[after:])
             return after, False
         return after, True
 
@@ -227,7 +234,6 @@ class Parser:
         """Go on outside all fields. If a call has begun, its own end may come there."""
         self._body = None
         self._watch = self._template.after(field) if self._begun else self._template.with_calls
-        self._fresh = self._fresh or self._begun
         self._begun = False
         self._enter(None)
 

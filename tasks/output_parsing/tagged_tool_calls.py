@@ -19,8 +19,9 @@ class TaggedMarks:
         1  the beginning of an argument: the end of the value is missing
         2  the end of the call, and then another call: as before
 
-    The group `next` has what follows. `last`: what ends a value at the end of the output: its own end, or the end
-    of the call. `plain`: the types of a parameter that the tool does not have."""
+    The group `next` has what follows. The group `slip` is not empty where an argument begins as the format does
+    not begin one. `last`: what ends a value at the end of the output: its own end, or the end of the call.
+    `plain`: the types of a parameter that the tool does not have."""
 
     head: Marks
     close: Marks
@@ -34,8 +35,8 @@ class Tagged:
     """`kinds`: the types of the tool's parameters. The caller reads the end of the call.
 
     A value ends only where something follows that may follow a value: its closing tag alone is text. Where the
-    closing tag is missing, the value ends at the tag of another parameter that the tool has and the call did not
-    have yet."""
+    closing tag is missing, or the next tag is a slip, the value ends only at the tag of another parameter that the
+    tool has and the call did not have yet: a value may be XML."""
 
     def __init__(self, calls: Calls, name: str, tags: TaggedMarks, kinds: Mapping[str, str]) -> None:
         self._calls, self._tags, self._kinds = calls, tags, kinds
@@ -85,7 +86,8 @@ class Tagged:
     def _value_until(self, text: str, at: int, found: Mark) -> int:
         captures = self._tags.tail.captures(text, found)
         key = meant(captures.get("key", ""), self._kinds)
-        if found.number == 1 and (key not in self._kinds or key in self._given):
+        unsure = found.number == 1 or captures.get("slip")
+        if unsure and (key not in self._kinds or key in self._given):
             return self._read(text[at : found.start + 1], found.start + 1)
         self._read(text[at : found.start], found.start)
         self._close()

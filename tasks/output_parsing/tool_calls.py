@@ -25,6 +25,9 @@ from petiole.tasks.output_parsing.json_values import JSON, PYTHON, Dialect, Valu
 MOST_NAME = 256
 _SPACES = re.compile(r"[ \t\n\r]*")
 _NAME = re.compile(r"[\w.-]+")
+_QUOTED = re.compile(r"""(["'])(?P<name>.+?)\1(?:\s.*)?""", re.DOTALL)
+_NEXT_LIST = re.compile(r"\][ \t\n\r]{0,16}\[[ \t\n\r]{0,16}(?=\{)")
+_NEXT_LIST_BEGUN = re.compile(r"\][ \t\n\r]{0,16}(?:\[[ \t\n\r]{0,16})?\Z")
 
 
 class Calls(Protocol):
@@ -42,7 +45,8 @@ class Body(Protocol):
     failed: bool
 
     def feed(self, text: str, at: int, *, final: bool) -> int:
-        """Read from `at` on. Returns the place up to which it was read; the rest must be fed again, with more."""
+        """Read from `at` on, at most one call. Returns the place up to which it was read; the rest must be fed
+        again: at once if a call has ended, else with more."""
 
 
 def is_name(name: object) -> bool:
@@ -52,10 +56,10 @@ def is_name(name: object) -> bool:
 
 
 def meant(written: str, known: Collection[str]) -> str:
-    """The name that a model means: models put spaces and quotes around it."""
+    """The name that a model means: models put spaces and quotes around it, and attributes behind the quotes."""
     name = written.strip()
-    if name not in known and len(name) > 2 and name[0] == name[-1] and name[0] in "\"'":
-        return name[1:-1]
+    if name not in known and (found := _QUOTED.fullmatch(name)):
+        return found["name"]
     return name
 
 
@@ -104,10 +108,11 @@ class _Tokens(ABC):
     """Base of the readers that read token by token. Spaces stand between tokens, and belong to values."""
 
     _value: Value | None = None
-    done = failed = False
+    done = failed = _call_ended = False
 
     def feed(self, text: str, at: int, *, final: bool) -> int:
-        while not self.done and not self.failed:
+        self._call_ended = False
+        while not (self.done or self.failed or self._call_ended):
             at = _SPACES.match(text, at).end() if self._value is None else at  # type: ignore[union-attr]
             if at >= len(text):
                 return at
@@ -227,13 +232,13 @@ class _BareKey(Value):
 
 
 class JsonCalls:
-    """A list of objects, or one object without a list. A comma between two may be missing. `given`: whether each
-    object has arguments."""
+    """A list of objects, or one object without a list. A comma between two may be missing, and models end the list
+    and begin another for the next call. `given`: whether each object has arguments."""
 
     def __init__(self, calls: Calls, dialect: Dialect, names: Collection[str], keys: Collection[str]) -> None:
         self._new: Callable[[], JsonCall] = partial(JsonCall, calls, dialect, names, keys)
         self._object: JsonCall | None = None
-        self._expects = "bracket"  # bracket, object or end, object, comma
+        self._expects = "bracket"  # bracket, object or end, comma
         self._alone = False
         self.given = True
         self.done = self.failed = False
@@ -247,7 +252,7 @@ class JsonCalls:
                     return at
                 self.failed, self.done = self._object.failed, self._alone and self._object.done
                 self._object, self._expects = None, "comma"
-                continue
+                return at
             at = _SPACES.match(text, at).end()  # type: ignore[union-attr]
             if at >= len(text):
                 return at
@@ -258,9 +263,13 @@ class JsonCalls:
                 self._alone = self._expects == "bracket"
                 self._object = self._new()
             elif letter == "]" and self._expects in ("object or end", "comma"):
-                self.done, at = True, at + 1
+                if not final and _NEXT_LIST_BEGUN.match(text, at):
+                    return at
+                following = _NEXT_LIST.match(text, at)
+                self.done, self._expects = following is None, "object or end"
+                at = at + 1 if following is None else following.end()
             elif letter == "," and self._expects == "comma":
-                self._expects, at = "object", at + 1
+                self._expects, at = "object or end", at + 1
             else:
                 self.failed = True
         return at
@@ -294,7 +303,7 @@ class PythonCalls(_Tokens):
             case "key or end" | "comma" if letter == ")":
                 self._calls.arguments("}" if self._any else "{}")
                 self._calls.end(True)
-                self._expects = "next"
+                self._expects, self._call_ended = "next", True
             case "next" if letter == ",":
                 self._expects = "name"
             case "next" if letter == "]":

@@ -14,7 +14,7 @@ from petiole.tasks.output_parsing.tool_calls import JsonCalls
 
 _FENCE = re.compile(r"```[a-z]*[ \t]*\r?\n")
 _MAY_BE_FENCE = re.compile(r"`{0,3}|```[a-z]*[ \t]*\r?")
-_END = re.compile(r"\s*```\s*")
+_END, _FENCED_END = re.compile(r"\s*"), re.compile(r"\s*```\s*")
 _FIRST_KEY = re.compile(r'\s*\[?\s*\{\s*"([^"]*)"')
 _KEYS = ("name", "arguments", "parameters", "type", "id")
 _MOST = 65_536
@@ -22,7 +22,7 @@ _MOST = 65_536
 
 
 class WholeMessage:
-    """`failed`: the text is no call. `calls`: name and arguments of each, once the text so far is a whole one."""
+    """`failed`: the text is no call. `finish`: name and arguments of each, if the text is a whole one."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -44,8 +44,7 @@ class WholeMessage:
         if not self._body.done:
             first = _FIRST_KEY.match(self._text, self._json_at)
             self.failed |= first is not None and first[1] not in _KEYS
-            self._at = self._body.feed(self._text, self._at, final=False)
-            self.failed |= self._body.failed
+            self._read(final=False)
         rest = self._text[self._at :].strip() if self._body.done else ""
         self.failed |= len(self._text) > _MOST or not ("```" if self._fenced else "").startswith(rest)
 
@@ -59,11 +58,19 @@ class WholeMessage:
         else:
             self.failed = _MAY_BE_FENCE.fullmatch(self._text) is None
 
-    @property
-    def calls(self) -> list[tuple[str, str]]:
+    def _read(self, *, final: bool) -> None:
+        before = -1
+        while not self._body.done and not self._body.failed and before < self._at:
+            before, self._at = self._at, self._body.feed(self._text, self._at, final=final)
+        self.failed |= self._body.failed
+
+    def finish(self) -> list[tuple[str, str]]:
+        """The calls. No more text comes."""
+        if self._at >= 0:
+            self._read(final=True)
         if self.failed or not self._body.done or not self._given or not self._body.given:
             return []
-        if self._fenced and _END.fullmatch(self._text, self._at) is None:
+        if (_FENCED_END if self._fenced else _END).fullmatch(self._text, self._at) is None:
             return []
         return [(name, "".join(arguments)) for name, arguments in self._calls]
 

@@ -21,6 +21,8 @@ _KNOWN, _REMOTE = 0x100, 0x200
 _PLAIN: dict[type, str] = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
 _MOST_CHARACTERS = 128
 """Of a value that is kept."""
+_MOST_PARTS = 8
+"""Of a list that is kept."""
 
 
 def encode_spans(sdk_spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
@@ -62,12 +64,12 @@ def _fill(sent: Any, span: Any) -> None:
 
 
 def _pair(key: str, value: Any) -> bytes:
-    if type(value) is list or type(value) is tuple:
-        return _kept(key, tuple, tuple(value), *map(type, value))
-    if type(value) is str and len(value) > _MOST_CHARACTERS:
-        return _encoded(key, str, value)
+    is_list = type(value) is list or type(value) is tuple
+    parts = tuple(value) if is_list else (value,)
+    long = len(parts) > _MOST_PARTS or any(type(part) is str and len(part) > _MOST_CHARACTERS for part in parts)
+    encoded = _encoded if long else _kept
     kind: Any = type(value)
-    return _kept(key, kind, value)
+    return encoded(key, tuple, parts, *map(type, parts)) if is_list else encoded(key, kind, value)
 
 
 def _encoded(key: str, kind: type, value: Any, *kinds: type) -> bytes:

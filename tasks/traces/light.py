@@ -6,7 +6,8 @@ exporters read (`ReadableSpan`), filled in place. The sampler decides for whole 
 goes with them; it and the ids, the resource and the batches of the exporter are the SDK's.
 
 Other libraries in the process get the SDK's spans. So does Petiole where somebody may see a difference: another
-processor hears of spans that begin, or a variable `OTEL_..._LIMIT` is set."""
+processor hears of spans that begin, a variable `OTEL_..._LIMIT` is set, or the sampler is not the SDK's and may
+decide about each span."""
 
 from __future__ import annotations
 
@@ -21,12 +22,22 @@ from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import (
+    ParentBased,
+    ParentBasedTraceIdRatio,
+    Sampler,
+    StaticSampler,
+    TraceIdRatioBased,
+)
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 NAME = "petiole"
 """Of the tracer."""
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_RANDOM: int = getattr(TraceFlags, "RANDOM_TRACE_ID", 0)
+"""W3C's flag. Older SDKs know none."""
+_WHOLE = {StaticSampler, TraceIdRatioBased, ParentBased, ParentBasedTraceIdRatio}
+"""Samplers that decide alike for a span and for what is below it."""
 _LIMIT = re.compile("OTEL_.*_LIMIT")
 
 
@@ -117,7 +128,12 @@ class LightTracer(api.Tracer):
             trace_id = ids.generate_trace_id() if above is None else above.trace_id
             found = provider.sampler.should_sample(context, trace_id, name, kind, attributes, links or ())
             decision: Any = found.decision
-            flags = _SAMPLED if (sampled := decision.is_sampled()) else TraceFlags(TraceFlags.DEFAULT)
+            sampled = decision.is_sampled()
+            if above is None:
+                random = _RANDOM if _RANDOM and ids.is_trace_id_random() else 0
+            else:
+                random = above.trace_flags & _RANDOM
+            flags = TraceFlags(TraceFlags.SAMPLED * sampled | random)
             own = SpanContext(trace_id, ids.generate_span_id(), False, flags, found.trace_state)
             if not sampled:
                 return api.NonRecordingSpan(own)
@@ -148,13 +164,19 @@ class LightTracer(api.Tracer):
             yield span
 
 
+def decides_for_all_below(sampler: Sampler) -> bool:
+    parts = [part for part in vars(sampler).values() if isinstance(part, Sampler)]
+    return type(sampler) in _WHOLE and all(map(decides_for_all_below, parts))
+
+
 class LightProvider(TracerProvider):
     """`processor`: of all spans that have ended. It must not care for those that begin."""
 
     def __init__(self, resource: Resource, processor: SpanProcessor) -> None:
         super().__init__(resource=KnownResource(resource.attributes, resource.schema_url), shutdown_on_exit=False)
         super().add_span_processor(processor)
-        self.processor, self.light = processor, not any(map(_LIMIT.fullmatch, os.environ))
+        self.processor = processor
+        self.light = decides_for_all_below(self.sampler) and not any(map(_LIMIT.fullmatch, os.environ))
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
         self.light = False

@@ -90,6 +90,16 @@ def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
         helm_python.Chart.load(CHART).validate_schema(values)
 
 
+def test_the_secret_of_the_redis_for_trials_has_each_key_that_parts_ask_for() -> None:
+    own = {
+        "models": [TINY, GPU | {"broker": {"key": "worker"}}],
+        "exporter": {"broker": {"key": "monitor"}},
+        "gateway": {"broker": {"secret": "other", "key": "elsewhere"}},
+    }
+    urls = of("Secret", "petiole-broker", EVERYTHING | own)["stringData"]
+    assert urls == dict.fromkeys(("url", "worker", "monitor"), "redis://llm-redis:6379/0")
+
+
 def test_nobody_is_root_and_nothing_is_writable() -> None:
     for resource in rendered(EVERYTHING):
         if resource["kind"] != "Deployment":

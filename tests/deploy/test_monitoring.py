@@ -35,7 +35,7 @@ def renderer() -> Any:
 
 def exported() -> set[str]:
     """The metrics of a fleet and of a gateway, without the suffixes of their samples."""
-    asked = (*exporter._servers({}), *exporter._queues({}, []))
+    asked = (*exporter._servers({}), *exporter._queues({}, [], []))
     known = (*asked, *exporter._lives({}), *exporter._states([]), *exporter._figures([]))
     fleet = {metric.name for metric in known}
     return fleet | FLEET_WIDE | USAGE | {metric.name for metric in METRICS.collect()}
@@ -182,34 +182,66 @@ FAULTS = {
 """By the alert that must be raised, alone: what the fault changes in the samples. Empty: there are none."""
 
 
-def case(changed: dict[str, str], raised: set[str], state: str = "ready") -> dict[str, Any]:
-    """One test for promtool: after fifteen minutes exactly these alerts fire. `state`: the worker's."""
+def samples(changed: dict[str, str], state: str = "ready", namespace: str = "") -> list[dict[str, str]]:
+    """Those of a fleet. `state`: its worker's."""
     series = []
     for name, values in HEALTHY.items():
         name = name.replace('state="ready"', f'state="{state}"')
         found = [value for part, value in changed.items() if part in name]
         if values := found[0] if found else values:
-            series.append({"series": name, "values": values})
+            metric, _, labels = name.rstrip("}").partition("{")
+            series.append({"series": f'{metric}{{namespace="{namespace}",{labels}}}', "values": values})
+    return series
+
+
+def case(series: list[dict[str, str]], raised: set[str], by: str = "alertname") -> dict[str, Any]:
+    """One test for promtool: after fifteen minutes exactly these alerts fire."""
     firing = {
-        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "expr": f'count by ({by}) (ALERTS{{alertstate="firing"}})',
         "eval_time": "15m",
-        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(raised)],
+        "exp_samples": [{"labels": f'{{{by}="{name}"}}', "value": 1} for name in sorted(raised)],
     }
     return {"interval": "15s", "input_series": series, "promql_expr_test": [firing]}
 
 
+LOST = {"petiole_worker_up": "0x60", "petiole_worker_ready": "0x60", "petiole_queue_messages": "0x60"}
+NO_WRITES = {"petiole_redis_writable": "0x60", "petiole_worker_up": "0x60", "petiole_queue_workers": "0x60"}
+IDLE = {"petiole_queue_messages": "0x60", "petiole_queue_workers": "0x60"}
+
+
 def test_each_fault_raises_its_alert_and_no_other(tmp_path: Path) -> None:
     shutil.copy(HERE / "alerts.yml", tmp_path)
-    lost = {"petiole_worker_up": "0x60", "petiole_worker_ready": "0x60", "petiole_queue_messages": "0x60"}
-    no_writes = {"petiole_redis_writable": "0x60", "petiole_worker_up": "0x60", "petiole_queue_workers": "0x60"}
+    states = ("paused", "silenced", "draining", "reloading")
     tests = [
-        case({}, set()),
-        case(lost, {"PetioleWorkerLost"}),
-        case(no_writes, {"PetioleRedisReadOnly"}),
-        *(case({}, {"PetioleWorkerNotReady"}, state) for state in ("paused", "silenced", "draining", "reloading")),
-        *(case(changed, {name}) for name, changed in FAULTS.items()),
+        case(samples({}), set()),
+        case(samples(LOST), {"PetioleWorkerLost"}),
+        case(samples(NO_WRITES), {"PetioleRedisReadOnly"}),
+        case(samples({"petiole_queue_workers": ""}), {"PetioleNoWorker"}),
+        *(case(samples({}, state), {"PetioleWorkerNotReady"}) for state in states),
+        *(case(samples(changed), {name}) for name, changed in FAULTS.items()),
     ]
     assert {*FAULTS, "PetioleWorkerLost", "PetioleWorkerNotReady"} == {rule["alert"] for rule in rules()}
-    file = tmp_path / "tests.yml"
+    check_rules(tmp_path, tests)
+
+
+def test_a_fleet_changes_no_alert_of_another(tmp_path: Path) -> None:
+    """One Prometheus watches both. The chart gives all releases the same `job`."""
+    shutil.copy(HERE / "alerts.yml", tmp_path)
+    tests = [
+        case(samples({}, namespace="prod") + samples(IDLE, namespace="staging"), set()),
+        *(
+            case(samples(changed, namespace="prod") + samples(IDLE, namespace="staging"), {"prod"}, "namespace")
+            for changed in (*FAULTS.values(), LOST)
+        ),
+        case(
+            samples(LOST, namespace="prod") + samples(NO_WRITES, namespace="staging"),
+            {"PetioleWorkerLost", "PetioleRedisReadOnly"},
+        ),
+    ]
+    check_rules(tmp_path, tests)
+
+
+def check_rules(folder: Path, tests: list[dict[str, Any]]) -> None:
+    file = folder / "tests.yml"
     file.write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "evaluation_interval": "15s", "tests": tests}))
     promtool("test", "rules", str(file))

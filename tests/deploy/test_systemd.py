@@ -67,6 +67,10 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         ({"gateway": "yes"}, "gateway: must be true, false or a table, got 'yes'"),
         ({"metrics": {"port": 1}}, "metrics.port: must be one of settings"),
         ({"models": {"Chat": {}}}, "models.Chat: must be"),
+        (
+            {"settings": {"PETIOLE_BROKER_URL": "redis://", "PETIOLE_BROKER_URL_FILE": "/etc/url"}},
+            "PETIOLE_BROKER_URL must not be set beside PETIOLE_BROKER_URL_FILE",
+        ),
         ({"models": {"chat": {"model": "m"}}}, "models.chat.queue: must be text, got None"),
         ({"models": {"chat": {"model": "m", "queue": "q", "gpu": 1}}}, "models.chat.gpu: must be one of"),
     ],

@@ -81,18 +81,21 @@ def test_redis_refuses_no_command_of_the_product(guarded: tuple[Site, Worker], t
         "ROWS": str(rows),
         "OUTPUT": str(tmp_path / "results.jsonl"),
     }
-    site.redis.acl_log_reset()
-    refused: dict[str, list[str]] = {}
+    refused = {"worker": refusals(site)}
     for name, (user, arguments) in CALLS.items():
         called = [name, *(words.get(word, word) for word in arguments)]
         said = run(site, user, called, until=SERVERS.get(name))
         assert "NOPERM" not in said, said
-        refused[name] = [
-            f"{entry['username']}: {entry['reason']} {entry['object']}" for entry in site.redis.acl_log()
-        ]
-        site.redis.acl_log_reset()
-    assert refused == {name: [] for name in CALLS}
+        refused[name] = refusals(site)
+    assert refused == {name: [] for name in ("worker", *CALLS)}
     assert len(site.get(aside)["token_ids"]) == 3
+
+
+def refusals(site: Site) -> list[str]:
+    """What Redis has refused since the last call, or since its start."""
+    entries = site.redis.acl_log()
+    site.redis.acl_log_reset()
+    return [f"{entry['username']}: {entry['reason']} {entry['object']}" for entry in entries]
 
 
 def put_aside(site: Site) -> AsyncResult:

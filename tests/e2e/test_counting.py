@@ -45,9 +45,10 @@ def test_counts_of_the_real_engine_are_those_of_its_requests(site: Site, count: 
     site.worker(PETIOLE_NUM_PAGES=2000, PETIOLE_MAX_NUM_SEQS=4, **REAL)
     tokenizer = load_tokenizer(TINY)
     texts = ["Count from 1 to 5.", "é" * 3000, "x"]
-    found = count.delay(texts=texts, with_ids=True).get(timeout=60)
+    found = count.delay(texts=texts, with_ids=True, with_tokens=True).get(timeout=60)
     assert found["token_ids"] == [tokenizer.encode(text) for text in texts]
     assert found["counts"] == [len(ids) for ids in found["token_ids"]]
+    assert found["tokens"] == [[*map(tokenizer.entry, ids)] for ids in found["token_ids"]]
     assert (found["model"], found["counts"][1] > found["max_model_len"]) == ("petiole-tiny", True)
     rendered = count.delay(messages=CHAT, with_ids=True).get(timeout=60)
     assert rendered["token_ids"] == [tokenizer.apply_chat_template(CHAT)]

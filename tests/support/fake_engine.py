@@ -150,6 +150,9 @@ class FakeEngine:
     def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(word, token_ids))
 
+    def entries_of(self, token_ids: Sequence[int]) -> list[str]:
+        return [*map(word, token_ids)]
+
     def text_lengths(self, request: Request, token_ids: Sequence[int]) -> list[int]:
         return [*accumulate(len(word(token)) for token in token_ids)]
 

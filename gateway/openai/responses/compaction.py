@@ -34,7 +34,7 @@ def unpacked(field: str, text: str) -> str:
     """The summary. Raises `InvalidRequest`."""
     try:
         value: Any = json_text.decode(base64.b64decode(text.removeprefix(_PREFIX), b"-_", validate=True))
-    except (binascii.Error, ValueError, msgspec.DecodeError):
+    except (binascii.Error, ValueError, RecursionError, msgspec.DecodeError):
         value = None
     if not text.startswith(_PREFIX) or not isinstance(value, dict) or not isinstance(value.get("summary"), str):
         raise InvalidRequest(field, "must be what /responses/compact has returned", shorten(text))

@@ -28,6 +28,8 @@ _TOLD = (
     "additional_tools",
 )  # fmt: skip
 """The types of items that a model is told. Others, such as searches of other providers, are skipped."""
+_PARTS_IN = {"message": "content", "function_call_output": "output", "custom_tool_call_output": "output"}
+"""The types of items that may have images, and the field of their parts."""
 _STATUSES = ("in_progress", "completed", "incomplete")
 ROLES = ("user", "assistant", "system", "developer")
 _PREFIXES = {
@@ -53,15 +55,18 @@ def response_of(item_id: str) -> str:
 
 
 def to_fetch(field: str, given: object) -> list[tuple[str, str]]:
-    """The http URLs of images, each with its field."""
+    """The http URLs of images that a model is shown, each with its field."""
     found = []
     for k, item in enumerate(given if isinstance(given, list) else ()):
-        for name in ("content", "output"):
-            parts = item.get(name) if isinstance(item, dict) else None
-            for place, part in enumerate(parts if isinstance(parts, list) else ()):
-                url = part.get("image_url") if isinstance(part, dict) else None
-                if isinstance(url, str) and url[:5].lower() in ("http:", "https"):
-                    found.append((f"{field}[{k}].{name}[{place}].image_url", url))
+        kind = _kind(item) if isinstance(item, dict) else None
+        name = _PARTS_IN.get(kind) if isinstance(kind, str) else None
+        parts = item.get(name) if name else None
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+            if not isinstance(part, dict) or part.get("type") != "input_image":
+                continue
+            url = part.get("image_url")
+            if isinstance(url, str) and url[:5].lower() in ("http:", "https"):
+                found.append((f"{field}[{k}].{name}[{place}].image_url", url))
     return found
 
 
@@ -76,13 +81,19 @@ def kept(field: str, given: object, fetched: Images = NONE) -> list[Item]:
     return [_item(f"{field}[{k}]", one, fetched) for k, one in enumerate(given)]
 
 
+def _kind(given: Item) -> object:
+    return given.get("type", "message" if "role" in given else "item_reference" if "id" in given else None)
+
+
 def _item(field: str, given: object, fetched: Images) -> Item:
     if not isinstance(given, dict):
         raise InvalidRequest(field, "must be an item", shorten(given))
-    kind = given.get("type", "message" if "role" in given else "item_reference" if "id" in given else None)
-    if isinstance(kind, str) and kind not in _TOLD:
+    kind = _kind(given)
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"{field}.type", "must be text", shorten(kind))
+    if kind not in _TOLD:
         return {"type": kind}  # skipped: nothing is read of it
-    item: Item = {"type": kind, "id": _text(field, given, "id") if given.get("id") else new_id(str(kind))}
+    item: Item = {"type": kind, "id": _text(field, given, "id") if given.get("id") else new_id(kind)}
     match kind:
         case "message":
             role = given.get("role")
@@ -130,7 +141,7 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             return {**item, "role": role, "tools": tools.callable_only(f"{field}.tools", given.get("tools"))}
         case "item_reference":
             return {"type": kind, "id": _text(field, given, "id")}
-    raise InvalidRequest(f"{field}.type", "must be text", shorten(kind))
+    raise AssertionError(kind)
 
 
 def skipped(given: object) -> list[str]:

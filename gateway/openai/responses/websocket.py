@@ -104,7 +104,7 @@ class WebSocketSession:
         continued = None
         try:
             with as_caller(await self._caller()):
-                asked = decoded(frame)
+                asked = await request_body.apart(decoded, frame)
                 continued = asked.previous_response_id
                 if await self._respond(asked):
                     return True

@@ -3,7 +3,7 @@
 The library's native code aborts where memory ends, and some regular expressions never end. So the file is first
 tried here, within limits of time and memory. What a text can become is bounded by the file's own steps, whatever
 the text: each step makes at most so many letters of one, and the product of all steps has a limit. The model's
-pieces are only measured, since loading them twice would take long. The file imports nothing of Petiole, so it
+pieces are measured and decoded, but not loaded: twice would take long. The file imports nothing of Petiole, so it
 starts at once."""
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def check(given: dict[str, Any]) -> None:
     _require("added_tokens", f"must be at most {MAX_ADDED_TOKENS}", len(added), MAX_ADDED_TOKENS)
     _check_pieces("added_tokens", (one["content"] for one in added))
     model = given.get("model") or {}
-    vocab = model.get("vocab") or {}
-    _check_pieces("model.vocab", vocab if isinstance(vocab, dict) else (one[0] for one in vocab))
+    _check_pieces("model.vocab", _pieces(given))
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         limit = f"must have at most {MAX_AFFIX} letters"
         _require(f"model.{key}", limit, len(model.get(key) or ""), MAX_AFFIX)
@@ -92,6 +91,12 @@ def check(given: dict[str, Any]) -> None:
 def _require(field: str, limit: str, value: int, most: int) -> None:
     if value > most:
         raise Refused(field, limit, value)
+
+
+def _pieces(given: dict[str, Any]) -> Iterator[str]:
+    """The tokens of the model's own vocabulary."""
+    vocab = (given.get("model") or {}).get("vocab") or {}
+    return iter(vocab) if isinstance(vocab, dict) else (one[0] for one in vocab)
 
 
 def _check_pieces(field: str, pieces: Any) -> None:
@@ -151,11 +156,11 @@ def _try(given: dict[str, Any]) -> None:
             raise Refused("it", "must encode short texts", _in_a_line(error)) from None
         _require("post_processor", f"must make at most {most} tokens of {_PROBE} letters", tokens, most)
     if (decoder := backend.decoder) is not None:
-        for pieces in ([], [""], [letter * MAX_AFFIX for letter in kinds]):
+        for pieces in ([], [letter * MAX_AFFIX for letter in kinds], *([one] for one in _pieces(given))):
             try:
                 decoder.decode(pieces)
             except BaseException as error:
-                limit = "must decode any token, and the empty one"
+                limit = "must decode each token, and no token"
                 raise Refused("decoder", limit, _in_a_line(error)) from None
 
 

@@ -40,6 +40,8 @@ class CountRequest(Declared):
     """Lists of token ids, to get their texts."""
     with_ids: bool = False
     """Also return the token ids. A position of an image is -1."""
+    with_tokens: bool = False
+    """Also return the tokens as the vocabulary writes them (`Ġthe`). A position of an image is empty."""
     skip_special_tokens: bool = True
     """`False` keeps special tokens in the texts of `token_ids`."""
 
@@ -83,6 +85,8 @@ class CountDict(TypedDict):
     """The model that has counted."""
     token_ids: NotRequired[list[list[int]]]
     """With `with_ids`: the tokens of each."""
+    tokens: NotRequired[list[list[str]]]
+    """With `with_tokens`: the same, as the vocabulary writes them."""
     texts: NotRequired[list[str]]
     """The text of each list of token ids."""
 

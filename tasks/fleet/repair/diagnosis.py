@@ -39,6 +39,7 @@ RECENT_S = 600.0
 """A failed process whose successor began within this time is a finding."""
 FULL = 0.9
 """The share of `maxmemory` from which on Redis is nearly full."""
+NOBODY = "no worker of Petiole has taken for days: it is misspelt, or another application's"
 
 _ERRORS = (OperationalError, redis.RedisError, OSError)
 
@@ -181,8 +182,8 @@ def _of_queues(counted: Iterable[QueueReport], live: Iterable[WorkerReport]) -> 
     for queue in counted:
         if queue.waiting and queue.queue not in taken:
             tasks = "task waits" if queue.waiting == 1 else "tasks wait"
-            said = f"{queue.waiting} {tasks} in {queue.queue!r}, from which no ready worker takes"
-            yield Finding("PetioleNoWorker", said)
+            said = "no ready worker takes" if queue.known else NOBODY
+            yield Finding("PetioleNoWorker", f"{queue.waiting} {tasks} in {queue.queue!r}, from which {said}")
 
 
 def _of_gateway(gateway: Gateway) -> Iterator[Finding]:

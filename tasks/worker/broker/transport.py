@@ -374,7 +374,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     def _size(self, queue: str) -> int:
         """How many messages a queue has. A key that is not a list counts as empty."""
-        return sum(list_lengths(self, queue).values())
+        return sum(list_lengths(self, [queue])[queue].values())
 
     @contextmanager
     def _writable(self) -> Iterator[None]:

@@ -30,16 +30,15 @@ def serve(engine: EngineLike) -> None:
 def answer(request: CountRequest) -> dict[str, Any]:
     """The result of the task. Raises the exception that the task fails with."""
     engine = _serving[0] if _serving else local.engine()
-    known = {"max_model_len": engine.limits.max_model_len, "model": engine.limits.model}
+    more = dict[str, Any]()
     try:
         if request.token_ids is not None:
-            special = request.skip_special_tokens
-            texts = [
+            found, special = request.token_ids, request.skip_special_tokens
+            more["texts"] = [
                 _naming(f"token_ids[{k}]", lambda ids=ids: engine.text_of(ids, skip_special_tokens=special))
-                for k, ids in enumerate(request.token_ids)
+                for k, ids in enumerate(found)
             ]
-            return {"counts": [*map(len, request.token_ids)], "texts": texts, **known}
-        if request.texts is not None:
+        elif request.texts is not None:
             adds = request.add_special_tokens
             found = [
                 _naming(
@@ -52,8 +51,12 @@ def answer(request: CountRequest) -> dict[str, Any]:
             found = [_of_chat(engine, request)]
     except Exception as error:
         raise public(error) from None
-    ids = {"token_ids": [[max(token, IMAGE) for token in one] for one in found]} if request.with_ids else {}
-    return {"counts": [*map(len, found)], **ids, **known}
+    if request.with_ids:
+        more["token_ids"] = [[max(token, IMAGE) for token in one] for one in found]
+    if request.with_tokens:
+        more["tokens"] = [*map(engine.entries_of, found)]
+    limits = engine.limits
+    return {"counts": [*map(len, found)], **more, "max_model_len": limits.max_model_len, "model": limits.model}
 
 
 def _of_chat(engine: EngineLike, request: CountRequest) -> list[int]:

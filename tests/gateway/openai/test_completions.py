@@ -12,7 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from petiole.gateway.openai.completions import TextCompletion
+from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
 from tests.support.gateway import Gateway
+from tests.support.site import REPOSITORY
 
 PROMPT = "Count from 1 to 5."
 ASKED: dict[str, Any] = {"model": "petiole-tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
@@ -163,7 +165,9 @@ def test_tokens_of_texts_and_conversations(http: httpx2.Client, client: openai.O
     ids = tokens_of(http, PROMPT)
     asked = {"model": "petiole-tiny", "prompt": PROMPT, "return_token_strs": True}
     counted = http.post("/v1/tokenize", json=asked).json()
-    assert (counted["count"], counted["tokens"], "".join(counted["token_strs"])) == (len(ids), ids, PROMPT)
+    tokenizer = load_tokenizer(REPOSITORY / "gpu_worker" / "models" / "petiole_tiny")
+    written = [tokenizer.entry(token) for token in ids]
+    assert (counted["count"], counted["tokens"], counted["token_strs"]) == (len(ids), ids, written)
     back = http.post("/detokenize", json={"model": "petiole-tiny", "tokens": ids})
     assert back.json() == {"prompt": PROMPT}
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": PROMPT}]

@@ -41,6 +41,14 @@ def split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
+def strip(start: int, stop: int) -> dict[str, Any]:
+    return {"type": "Strip", "content": " ", "start": start, "stop": stop}
+
+
+def of_tokens(*tokens: str) -> dict[str, Any]:
+    return {"type": "BPE", "vocab": {token: k for k, token in enumerate(tokens)}, "merges": []}
+
+
 def added(n: int, content: str = "<x{}>") -> list[dict[str, Any]]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [{"id": 512 + i, "content": content.format(i), "special": True, **flags} for i in range(n)]
@@ -106,8 +114,16 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         "model.max_input_chars_per_word must be at most 1000, got 1000000000",
     ),
     "a decoder that an empty token ends": (
-        {"decoder": {"type": "Strip", "content": " ", "start": 0, "stop": 1}},
-        "decoder must decode any token, and the empty one",
+        {"model": of_tokens("a", ""), "decoder": strip(0, 1)},
+        "decoder must decode each token, and no token, got index out of bounds",
+    ),
+    "a decoder that a space ends": (
+        {"model": of_tokens("a", " "), "decoder": strip(1, 1)},
+        "decoder must decode each token, and no token, got slice index starts at 1",
+    ),
+    "a decoder that no token ends": (
+        {"decoder": in_turn("decoders", {"type": "Fuse"}, strip(0, 1))},
+        "decoder must decode each token, and no token, got index out of bounds",
     ),
     "a pattern that tries everything": ({"pre_tokenizer": split("(x+x+)+y")}, "must encode short texts"),
     "a text many times over": ({"post_processor": REPEATED}, "at most 64064 tokens of 1000 letters|it took more"),
@@ -130,6 +146,12 @@ def test_a_tokenizer_that_makes_too_much_of_a_text_is_refused(
 )
 def test_usual_tokenizers_may_be_loaded(tmp_path: Path, make: Callable[[], tokenizers.Tokenizer]) -> None:
     check_tokenizer(samples.save(tmp_path, make()) / "tokenizer.json")
+
+
+def test_a_decoder_is_tried_with_the_tokens_that_are_there(tmp_path: Path) -> None:
+    given = json.loads((TINY / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**given, "decoder": strip(1, 1)}))
+    check_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_tokens_that_only_the_configuration_names_are_bounded_too(tmp_path: Path) -> None:

@@ -239,6 +239,21 @@ def test_cancelling_and_counting_need_no_thread(
     assert settings().stream_ttl_s < client.ttl(stream_keys("t0").asked) <= control.CANCELLED_FOR_S
 
 
+def test_counting_many_queues_takes_no_more_connections_than_counting_one(primary: RedisServer, task: Any) -> None:
+    client = connect(primary.url)
+
+    def connections_for_counting() -> int:
+        before = client.info("stats")["total_connections_received"]
+        assert queue_lengths(task.app)["petiole", 0] == 0
+        return int(client.info("stats")["total_connections_received"]) - int(before)
+
+    of_one = connections_for_counting()
+    client.sadd("_kombu.binding.petiole", *(f"x\x06\x16\x06\x16petiole.{k}" for k in range(300)))
+    assert connections_for_counting() == of_one
+    client.lpush("petiole.7", "x")
+    assert queue_lengths(task.app)["petiole.7", 0] == 1
+
+
 def test_a_damaged_state_harms_no_other(primary: RedisServer, task: Any) -> None:
     client = connect(primary.url)
     client.set(stream_keys("damaged").asked, "x")

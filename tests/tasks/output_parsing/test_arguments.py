@@ -231,6 +231,12 @@ def test_the_end_of_a_value_is_text_where_nothing_follows_that_may(end: str) -> 
         ('<parameter="p">\na\n</parameter>\n</function>\n</tool_call>', {"p": "a"}),
         ("<parameter= p >\na\n</parameter>\n</function>\n</tool_call>", {"p": "a"}),
         ("<parameter='other'>\na\n</parameter>\n</function>\n</tool_call>", {"other": "a"}),
+        ("<parameter name='other'>\na\n</parameter>\n</function>\n</tool_call>", {"other": "a"}),
+        ('<parameter name="p">\na\n<parameter name="q">\nb\n</parameter>\n</function>', {"p": "a", "q": "b"}),
+        (
+            '<parameter=p>\na\n</parameter>\n<parameter name="q">\nb\n</parameter>\n</function>',
+            {"p": "a", "q": "b"},
+        ),
     ],
 )
 @pytest.mark.parametrize("function", ["t", '"t"', " t "])
@@ -238,6 +244,16 @@ def test_slips_in_tags(function: str, text: str, arguments: dict[str, str]) -> N
     whole = f"<tool_call>\n<function={function}>\n{text}"
     assert read("qwen-xml", whole, TWO) == [("t", arguments)]
     assert events_of("qwen-xml", list(whole), TWO) == events_of("qwen-xml", [whole], TWO)
+
+
+@pytest.mark.parametrize("begin", ['<parameter name="p">', '<parameter name="x">', "<parameter = x>"])
+def test_a_value_may_be_xml_that_has_parameters(begin: str) -> None:
+    """A tag that is not written in the format's own way ends a value only if it begins an argument that is due."""
+    value = f"<f>{begin}1</parameter>\n{begin}2</parameter></f>"
+    text = xml(value, "p").replace("</function>", '<parameter name="q">\nb\n</parameter>\n</function>', 1)
+    assert read("qwen-xml", xml(value, "p"), TWO) == [("t", {"p": value})]
+    assert read("qwen-xml", text, TWO) == [("t", {"p": value, "q": "b"})]
+    assert events_of("qwen-xml", list(text), TWO) == events_of("qwen-xml", [text], TWO)
 
 
 def test_an_end_that_is_missing_before_another_call() -> None:

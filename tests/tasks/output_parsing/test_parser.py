@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -35,11 +37,13 @@ FORMATS = sorted(FAMILIES)
 
 
 def read(template: Template, pieces: Sequence[str], prompt_end: str = "") -> list[Event]:
-    parser, whole = Parser(template, prompt_end=prompt_end, tools=TOOLS), "".join(pieces)
+    parser, whole, told = Parser(template, prompt_end=prompt_end, tools=TOOLS), "".join(pieces), 0
     events = [event for text in pieces for event in parser.push(text)] + parser.finish()
     for event in events:
         if isinstance(event, ContentDelta | ReasoningDelta):
             assert whole.startswith(event.text, event.at), "a text is where it is said to be"
+            assert event.at >= told, "texts are told in their order"
+            told = event.at + len(event.text)
     return joined(events)
 
 
@@ -143,12 +147,81 @@ def test_what_is_read_is_what_was_written_however_it_was_split(name: str, messag
     assert said(events) == Said(message.content, message.reasoning, list(message.calls)), text
 
 
+BEGINS = ["{}=", "{} =", "{} = ", '{} name="', "{}\nname = '", "{} name="]
+BETWEEN = [", ", " ", ",", "][", "]\n[", "] [ ", ",]["]
+
+
+@dataclass(frozen=True)
+class Slips:
+    """How a model writes a mark that the format writes otherwise. `between`: what stands between two calls of a
+    list. `begin`: of a tag, in place of its name and `=`."""
+
+    begin: str
+    between: str
+
+    def __call__(self, name: str, text: str) -> str:
+        if name in ("mistral", "phi4"):
+            return text.replace('}, {"name"', "}" + self.between + '{"name"')
+        quote = self.begin[-1] if self.begin[-1] in "\"'" else ""
+        attributes = ' type="string"' if quote else ""
+        return re.sub(
+            "(<parameter|<function)=([^>]+)>",
+            lambda tag: f"{self.begin.format(tag[1])}{tag[2]}{quote}{attributes}>",
+            text,
+        )
+
+
+SLIPS = st.builds(Slips, st.sampled_from(BEGINS), st.sampled_from(BETWEEN))
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "mistral", "phi4"])
+@given(message=MESSAGES, slips=SLIPS, cuts=CUTS)
+@settings(max_examples=100, deadline=None)
+def test_what_a_model_writes_otherwise_is_read_as_it_means_it(
+    name: str, message: Said, slips: Slips, cuts: list[int]
+) -> None:
+    message = Said(message.content, "" if name in WITHOUT_REASONING else message.reasoning, message.calls)
+    text, template = slips(name, WRITERS[name](message)), FAMILIES[name].template
+    events = read(template, split(text, cuts))
+    check(events)
+    assert events == read(template, [text]) == read(template, list(text))
+    assert said(events) == Said(message.content, message.reasoning, list(message.calls)), text
+
+
+CALL = '{"name": "now"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("mistral", f'[TOOL_CALLS][{CALL}][{{"x": 1}}] foo', '][{"x": 1}] foo'),
+        ("mistral", f'[TOOL_CALLS][{CALL}, {{"x": 1}}] foo', ', {"x": 1}] foo'),
+        ("mistral", f"[TOOL_CALLS][{CALL}] [see 1]", "[see 1]"),
+        ("mistral", f"[TOOL_CALLS][{CALL}][", "["),
+        ("mistral", f"[TOOL_CALLS][{CALL}][{{", "][{"),
+        ("mistral", f"[TOOL_CALLS][{CALL},] foo", "foo"),
+        ("phi4", f"functools[{CALL}] [a<|/tool_call|>", "[a"),
+        ("gemma3", "[now(), 3] foo", ", 3] foo"),
+        ("gemma3", "[now(), then()] foo", ", then()] foo"),
+    ],
+)
+def test_behind_a_call_of_a_list_what_is_no_call_is_text(name: str, text: str, content: str) -> None:
+    template = FAMILIES[name].template
+    assert read(template, [text]) == read(template, list(text))
+    assert said(read(template, [text])) == Said(content, "", [("now", {})])
+
+
+def test_an_empty_list_of_calls_is_text_in_its_place() -> None:
+    for text in ("[TOOL_CALLS][] foo", "[TOOL_CALLS] [ ]"):
+        assert said(read(FAMILIES["mistral"].template, list(text))) == Said(text, "", [])
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_text_that_was_cut_or_corrupted_is_read_the_same_for_every_split(name: str, data: st.DataObject) -> None:
     message = data.draw(MESSAGES)
-    text = WRITERS[name](message)
+    text = data.draw(SLIPS)(name, WRITERS[name](message))
     for _ in range(data.draw(st.integers(0, 3))):
         at, what = data.draw(st.integers(0, len(text))), data.draw(LETTERS)
         text = text[:at] + what + text[at + data.draw(st.integers(0, 6)) :]
@@ -337,6 +410,8 @@ WHOLE = [
     f"<think>\nHm.\n</think>\n\n```json\n[{WEATHER}]\n```",
     WEATHER,
     '```json\n{\n  "arguments": {"city": "Rome"},\n  "name": "get_weather"\n}\n```',
+    f"[{WEATHER}]",
+    f"[{WEATHER}]\n",
 ]
 NOT_WHOLE = [
     f"Here:\n```json\n{WEATHER}\n```",
@@ -350,6 +425,8 @@ NOT_WHOLE = [
     "```python\nprint()\n```",
     "`get_weather` is a tool",
     "{}",
+    f"[{WEATHER}][",
+    f"[{WEATHER}] and more",
 ]
 
 

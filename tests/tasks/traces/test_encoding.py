@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as by_the_sdk
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import (
@@ -100,7 +100,7 @@ def told(span: ReadableSpan) -> Any:
         key: tuple(value) if isinstance(value, list) else value for key, value in span.attributes.items()
     }
     above = span.parent is not None and span.parent.is_remote
-    state = dict(span.context.trace_state), span.context.trace_flags.sampled
+    state = dict(span.context.trace_state), span.context.trace_flags
     return span.name, span.kind, attributes, events, links, span.status.status_code, above, state
 
 
@@ -109,6 +109,51 @@ def test_a_sampler_decides_for_what_begins_and_what_is_below_goes_with_it(monkey
     kept = Kept()
     make(LightProvider(Resource({}), kept).get_tracer("petiole"))
     assert kept.spans == []
+
+
+class EveryOther(sampling.Sampler):
+    """A user's, which looks at names."""
+
+    def should_sample(
+        self, parent_context: Any, trace_id: int, name: str, *_: Any, **__: Any
+    ) -> sampling.SamplingResult:
+        kept = name != "below"
+        return sampling.SamplingResult(
+            sampling.Decision.RECORD_AND_SAMPLE if kept else sampling.Decision.DROP,
+        )
+
+    def get_description(self) -> str:
+        return "every other"
+
+
+@pytest.mark.parametrize(
+    "own", [EveryOther(), sampling.ParentBased(EveryOther(), local_parent_sampled=EveryOther())]
+)
+def test_a_sampler_of_the_users_own_is_asked_for_each_span(
+    monkeypatch: pytest.MonkeyPatch, own: sampling.Sampler
+) -> None:
+    monkeypatch.setattr(sampling, "_get_from_env_or_default", lambda: own)
+    kept = Kept()
+    make(LightProvider(Resource({}), kept).get_tracer("petiole"))
+    assert {span.name for span in kept.spans} == {"root", "renamed"}
+
+
+@pytest.mark.parametrize(
+    "name", ["always_on", "traceidratio", "parentbased_always_on", "parentbased_traceidratio"]
+)
+def test_spans_are_light_with_samplers_of_the_sdk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", name)
+    assert LightProvider(Resource({}), Kept()).light
+
+
+def test_long_lists_are_not_kept() -> None:
+    encoding._kept.cache_clear()
+    kept = Kept()
+    tracer = LightProvider(Resource({}), kept).get_tracer("petiole")
+    for value in (["x"] * 1000, ["y" * 1000], "z" * 1000, ["stop", "length"]):
+        tracer.start_span("a", attributes={"of": value}).end()
+    assert encoding.encode_spans(kept.spans) == by_the_sdk(kept.spans)
+    assert encoding._kept.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("why", ["another processor", "a limit"])

@@ -35,29 +35,70 @@ class Table(NamedTuple):
 
 
 def table_of(rows: Any) -> Table | None:
-    """None: iterating gives the rows. Raises `InvalidRequest`."""
-    if has(rows, "itertuples", "columns"):  # pandas, and what is like it
-        names = _names(rows.columns)
-        tuples = rows.itertuples(index=False, name=None)
-        return Table(names, (_row(zip(names, row, strict=True)) for row in tuples), len(rows))
-    if has(rows, "iter_rows", "columns"):  # polars
-        return Table(_names(rows.columns), _of_polars(rows), len(rows))
-    if has(rows, "collect_schema", "collect"):  # a LazyFrame
-        names = _names(rows.collect_schema().names())
-        return Table(names, _of_batches(lambda: _collected(rows), _of_polars))
-    if has(rows, "with_format", "column_names"):  # datasets; values as Python has them
-        return Table(rows.column_names, _of_rows(rows.with_format(None)), _length(rows))
-    if has(rows, "to_batches"):  # a table of pyarrow, a data set, a scanner
-        schema = rows.schema if hasattr(rows, "schema") else rows.projected_schema
-        given = {"batch_size": A_BATCH} if hasattr(rows, "scanner") else {}
-        return Table(_names(schema.names), of_arrow(lambda: rows.to_batches(**given)), _length(rows))
-    if has(rows, "to_pylist", "schema"):  # one batch of pyarrow
-        return Table(_names(rows.schema.names), of_arrow(lambda: [rows]), _length(rows))
-    if has(rows, "read_next_batch", "schema"):
-        return Table(_names(rows.schema.names), of_arrow(lambda: rows))
-    if has(rows, "__arrow_c_stream__") and not is_series(rows):
-        return table_of(_reader(rows))
-    return None
+    """None: iterating gives the rows. A stream that can be read once is read. Raises `InvalidRequest`."""
+    read = _reading(rows)
+    return None if read is None else read(rows)
+
+
+def is_table(value: Any) -> bool:
+    """Nothing of it is read."""
+    return _reading(value) is not None
+
+
+def _reading(rows: Any) -> Callable[[Any], Table] | None:
+    if is_series(rows):
+        return None
+    return next((read for names, read in _READINGS if has(rows, *names)), None)
+
+
+def _pandas(frame: Any) -> Table:
+    names = _names(frame.columns)
+    tuples = frame.itertuples(index=False, name=None)
+    return Table(names, (_row(zip(names, row, strict=True)) for row in tuples), len(frame))
+
+
+def _polars(frame: Any) -> Table:
+    return Table(_names(frame.columns), _of_polars(frame), len(frame))
+
+
+def _lazy(frame: Any) -> Table:
+    names = _names(frame.collect_schema().names())
+    return Table(names, _of_batches(lambda: _collected(frame), _of_polars))
+
+
+def _datasets(rows: Any) -> Table:
+    return Table(rows.column_names, _of_rows(rows.with_format(None)), _length(rows))
+
+
+def _batched(rows: Any) -> Table:
+    schema = rows.schema if hasattr(rows, "schema") else rows.projected_schema
+    given = {"batch_size": A_BATCH} if hasattr(rows, "scanner") else {}
+    return Table(_names(schema.names), of_arrow(lambda: rows.to_batches(**given)), _length(rows))
+
+
+def _batch(batch: Any) -> Table:
+    return Table(_names(batch.schema.names), of_arrow(lambda: [batch]), _length(batch))
+
+
+def _batches(reader: Any) -> Table:
+    return Table(_names(reader.schema.names), of_arrow(lambda: reader))
+
+
+def _stream(rows: Any) -> Table:
+    return _batches(_reader(rows))
+
+
+_READINGS: Sequence[tuple[tuple[str, ...], Callable[[Any], Table]]] = (
+    (("itertuples", "columns"), _pandas),  # and what is like it
+    (("iter_rows", "columns"), _polars),
+    (("collect_schema", "collect"), _lazy),
+    (("with_format", "column_names"), _datasets),  # values as Python has them
+    (("to_batches",), _batched),  # a table of pyarrow, a data set, a scanner
+    (("to_pylist", "schema"), _batch),  # one of pyarrow
+    (("read_next_batch", "schema"), _batches),
+    (("__arrow_c_stream__",), _stream),
+)
+"""How each kind of table is read, by the names that it has. The first kind whose names are there counts."""
 
 
 def has(value: object, *names: str) -> bool:

@@ -116,7 +116,7 @@ def source_of(rows: object, format: str | None = None, encoding: str = UTF_8) ->
         return Source("rows", numbered, table.total, columns=table.columns)
     if isinstance(rows, bytes) or not isinstance(rows, Iterable) or frames.has_no_length(rows):
         raise InvalidRequest("rows", "must be a file's path, or an iterable of rows", shorten(rows))
-    tables = isinstance(rows, Sequence) and len(rows) > 0 and frames.table_of(rows[0]) is not None
+    tables = isinstance(rows, Sequence) and len(rows) > 0 and frames.is_table(rows[0])
     total = len(rows) if isinstance(rows, Sized) and not tables else None
     if (names := frames.names_of(rows)) is not None:
         first, rows = _peeked(rows)
@@ -135,6 +135,9 @@ def _peeked(rows: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
 
 def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
     for number, given in enumerate(chain.from_iterable(map(_rows_in, rows))):
+        if isinstance(given, InvalidRequest):
+            yield Row(number, str(given).encode(), f"{given.field} {given.limit}")
+            continue
         try:
             row = frames.plain(given)
             if not isinstance(row, Mapping | str) and frames.has(given, "keys", "__getitem__"):
@@ -152,8 +155,12 @@ def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
 
 
 def _rows_in(given: Any) -> Iterable[Any]:
-    """The rows of one of many tables, such as pandas reads with `chunksize`. Anything else is a row."""
-    table = None if isinstance(given, dict | str) else frames.table_of(given)
+    """The rows of one of many tables, such as pandas reads with `chunksize`; the error of a table that cannot be
+    read. Anything else is a row."""
+    try:
+        table = None if isinstance(given, dict | str) else frames.table_of(given)
+    except InvalidRequest as error:
+        return (error,)
     return (given,) if table is None else table.rows
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 from typing import Any
 
 import pytest
@@ -123,6 +125,14 @@ def test_a_call_may_stand_in_an_earlier_turn() -> None:
         messages([{"role": "user", "content": "x"}, output])
 
 
+def packed(text: bytes) -> str:
+    return f"petiole-1.{base64.urlsafe_b64encode(text).decode()}"
+
+
+def nested(depth: int) -> list[Any]:
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
@@ -145,8 +155,11 @@ def test_a_call_may_stand_in_an_earlier_turn() -> None:
         ([{"type": "function_call_output", "call_id": "1"}], "input[0].output"),
         ([{"type": "compaction", "encrypted_content": "x"}], "input[0].encrypted_content"),
         ([{"type": "compaction", "encrypted_content": "petiole-1.é"}], "input[0].encrypted_content"),
+        ([{"type": "compaction", "encrypted_content": packed(b"[" * 9999)}], "input[0].encrypted_content"),
+        ([{"type": "compaction", "encrypted_content": packed(b'{"summary": 1}')}], "input[0].encrypted_content"),
         ([{"type": "custom_tool_call", "call_id": "1", "name": "f"}], "input[0].input"),
         ([{"type": ["message"]}], "input[0].type"),
+        ([{"type": nested(9999)}], "input[0].type"),
         ([{"id": 7}], "input[0].id"),
         ([{"type": "additional_tools"}], "input[0].tools"),
         ([{"type": "additional_tools", "tools": [{}] * 1025}], "input[0].tools"),
@@ -161,6 +174,23 @@ def test_what_is_no_item_is_refused_by_name(given: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         items.kept("input", given)
     assert refused.value.field == field
+
+
+def test_only_images_that_a_model_is_shown_are_fetched() -> None:
+    url = "https://example.invalid/x.png"
+    parts = [{"type": "input_image", "image_url": url}]
+    given = [
+        {"type": "mcp_call", "output": parts},
+        {"type": "reasoning", "content": parts},
+        {"type": ["message"], "content": parts},
+        {"role": "user", "content": [{"type": "input_text", "text": "x", "image_url": url}]},
+        {"role": "user", "content": parts},
+        {"type": "function_call_output", "call_id": "1", "output": parts},
+    ]
+    assert items.to_fetch("input", given) == [
+        ("input[4].content[0].image_url", url),
+        ("input[5].output[0].image_url", url),
+    ]
 
 
 def test_an_items_id_leads_back_to_its_response() -> None:

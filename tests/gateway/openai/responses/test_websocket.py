@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
+from petiole import memory
+from petiole.gateway.core.caller import Caller
 from petiole.gateway.openai.responses import websocket
+from petiole.gateway.openai.responses.request import CreateResponse
 from petiole.gateway.openai.responses.websocket import WebSocketSession
 
 
@@ -77,3 +81,42 @@ def test_while_a_response_runs_large_frames_are_not_read(monkeypatch: pytest.Mon
         await asyncio.wait([serving])
 
     asyncio.run(served())
+
+
+class Refused:
+    """A client of one frame, which leaves once that is refused. `shown`: what it is sent."""
+
+    def __init__(self, frame: str) -> None:
+        self.shown: list[str] = []
+        self._frames, self._refused = [frame], asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        if self._frames:
+            return {"type": "websocket.receive", "text": self._frames.pop()}
+        await self._refused.wait()
+        return {"type": "websocket.disconnect"}
+
+    async def send_text(self, text: str) -> None:
+        self.shown.append(text)
+        self._refused.set()
+
+
+@pytest.mark.parametrize(("size", "apart"), [(memory.LARGE_BYTES - 1, False), (memory.LARGE_BYTES, True)])
+def test_a_large_frame_is_decoded_on_a_thread(size: int, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    async def everybody(_: WebSocketSession) -> Caller:
+        return Caller()
+
+    def seen(frame: str | bytes) -> CreateResponse:
+        threads.append(threading.current_thread())
+        return decoded(frame)
+
+    decoded = websocket.decoded
+    monkeypatch.setattr(websocket, "decoded", seen)
+    monkeypatch.setattr(WebSocketSession, "_caller", everybody)
+    client: Any = Refused("x" * size)
+
+    asyncio.run(WebSocketSession(client).run())
+    assert "the body is not JSON" in client.shown[0]
+    assert [thread is not threading.main_thread() for thread in threads] == [apart]

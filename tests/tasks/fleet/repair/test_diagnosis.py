@@ -111,6 +111,12 @@ def test_tasks_that_wait_for_a_paused_worker_have_none() -> None:
     assert [finding.name for finding in found] == ["PetioleNoWorker", "PetioleWorkerNotReady"]
 
 
+def test_a_queue_that_is_not_the_fleets_may_be_another_applications() -> None:
+    own = QUEUE.model_copy(update={"queue": "petiole.post", "known": False})
+    [finding] = diagnose(replace(HEALTHY, queues=[own]))
+    assert (finding.name, "another application's" in finding.what) == ("PetioleNoWorker", True)
+
+
 def test_a_lost_worker_has_no_other_finding() -> None:
     report = WORKER.model_copy(update={"age_s": 60.0, "state": "paused", "pending_completions": 3})
     found = diagnose(replace(HEALTHY, workers=[report], queues=[]))

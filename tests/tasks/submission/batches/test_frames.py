@@ -69,6 +69,15 @@ class Stream:
         return self._table.__arrow_c_stream__(schema)
 
 
+class OnceStream(Stream):
+    """Such as the cursor of a database gives."""
+
+    def __arrow_c_stream__(self, schema: Any = None) -> Any:
+        taken = super().__arrow_c_stream__(schema)
+        del self._table
+        return taken
+
+
 @pytest.mark.parametrize("tables", [of_pandas, of_polars, of_pyarrow, of_datasets])
 def test_tables_are_rows(tables: Callable[[], Iterator[tuple[str, Any]]]) -> None:
     for name, table in tables():
@@ -86,6 +95,8 @@ def parts_of_tables() -> Iterator[tuple[str, Any]]:
     yield "a list of frames", [pandas.DataFrame(COLUMNS)[:1], pandas.DataFrame(COLUMNS)[1:]]
     yield "slices", polars.DataFrame(COLUMNS).iter_slices(2)
     yield "batches", pyarrow.table(COLUMNS).to_batches(max_chunksize=2)
+    table = pyarrow.table(COLUMNS)
+    yield "streams that can be read once", [OnceStream(table.slice(0, 1)), OnceStream(table.slice(1))]
     yield "a frame among rows", ({"n": 1, "text": "a"}, pandas.DataFrame(COLUMNS)[1:])
 
 
@@ -153,6 +164,19 @@ def test_columns_of_one_name_are_refused() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(InvalidRequest, match="columns: must have names of their own"):
         source_of(pandas.DataFrame([["a", "b"]], columns=["x", "x"]))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_of_many_tables_that_cannot_be_read_is_one_bad_row(place: int) -> None:
+    pandas = pytest.importorskip("pandas")
+    tables = [pandas.DataFrame({"prompt": ["a", "b"]})]
+    tables.insert(place, pandas.DataFrame([["a", "b"], ["c", "d"]], columns=["x", "x"]))
+    rows = list(source_of(tables))
+    assert [row.number for row in rows] == [0, 1, 2]
+    bad = rows.pop(2 * place)
+    assert [row.value() for row in rows] == [{"prompt": "a"}, {"prompt": "b"}]
+    with pytest.raises(InvalidRequest, match="row: columns must have names of their own, got"):
+        bad.value()
 
 
 @pytest.mark.parametrize("hole", [None, float("nan"), Decimal("nan")])

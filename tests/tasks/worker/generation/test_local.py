@@ -89,10 +89,10 @@ def test_an_eager_count_counts_as_a_generation_does(monkeypatch: pytest.MonkeyPa
     picture = base64.b64encode(file()).decode()
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "How many?"}]
     messages = [{"role": "user", "content": content}]
-    seen = count.apply(kwargs={"messages": messages, "with_ids": True}).get()
+    seen = count.apply(kwargs={"messages": messages, "with_ids": True, "with_tokens": True}).get()
     used = chat.apply(kwargs={"messages": messages, "max_tokens": 1}).get()["usage"]["prompt_tokens"]
     assert seen["counts"] == [used] == [len(seen["token_ids"][0])]
-    assert seen["token_ids"][0].count(-1) == 81
+    assert seen["token_ids"][0].count(-1) == seen["tokens"][0].count("") == 81
     content[0]["image"] = base64.b64encode(b"no picture").decode()
     with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[0\]: must be a JPEG, PNG or WebP"):
         count.apply(kwargs={"messages": messages}).get()

@@ -28,6 +28,7 @@ from petiole.tasks.worker.output.outcomes import (
     succeeded,
     within,
 )
+from tests.support.rights import SECRET, grant
 from tests.support.site import RedisServer
 
 RESULT = Result("r", "", (1, 2), FinishReason.LENGTH, None, Usage(1, 0, 2), Timing(0.0, 0.0, None, 0.0), "m")
@@ -79,6 +80,15 @@ def test_what_the_backends_redis_does_not_take_is_too_large(server: RedisServer,
         backend.store_result("just so", of("x" * (limit - 2000)).result, "SUCCESS")
     finally:
         client.config_set("proto-max-bulk-len", 512 * 2**20)
+
+
+def test_a_worker_does_not_ask_what_its_user_may_not(server: RedisServer, client: redis.Redis) -> None:
+    grant(client)
+    url = f"redis+socket://petiole:{SECRET}@{server.socket}?virtual_host=0"
+    backend = Celery("test", backend=url, set_as_current=False).backend
+    backend.client.ping()
+    assert largest(backend) > 500 * 2**20
+    assert [(entry["reason"], entry["object"]) for entry in client.acl_log()] == []
 
 
 def test_who_asks_a_model_of_text_for_a_skill_is_told_of_the_queue() -> None:
