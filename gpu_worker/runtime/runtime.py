@@ -1,7 +1,9 @@
 """ModelRuntime: computes steps of a model behind the `Runtime` protocol. `building` has made all that it uses.
 
 A launch prepares the step's arrays on the engine thread and enqueues its computation on the one compute stream.
-The enqueued work reads no shared host state. Prefill, decode and verify steps differ only in their arrays.
+The enqueued work reads of the host what its launch has written, and nothing else. That of an open batch settles
+the batch first: sizes that a sampling takes from the plan are the same before and after. Prefill, decode and
+verify steps differ only in their arrays.
 """
 
 from __future__ import annotations
