@@ -34,17 +34,31 @@ class ForeignQueue(_kombu.Queue):  # type: ignore[misc]
         return self.name
 
 
+class ListedQueue(_kombu.Queue):  # type: ignore[misc]
+    """A queue of Celery's defaults that is also bound to the exchange `listed_in`."""
+
+    attrs = (*_kombu.Queue.attrs, ("listed_in", str))
+
+    def declare(self, nowait: bool = False, channel: Any = None) -> Any:
+        name = super().declare(nowait, channel)
+        _kombu.Exchange(self.listed_in)(channel or self.channel).declare(nowait=nowait)
+        self.bind_to(self.listed_in, self.name, nowait=nowait, channel=channel)
+        return name
+
+
 class Queues(amqp.Queues):  # type: ignore[misc]
-    """The queues of this app. On Redis all are bound to the default queue's exchange, so whoever counts messages
-    finds each queue that a producer has named. On RabbitMQ, a queue whose name begins with the default queue's,
-    such as `petiole.large`, is declared like the default queue. Any other queue is declared with Celery's
+    """The queues of this app. On Redis all are bound to the default queue's exchange, too, so whoever counts
+    messages finds each queue that a producer has named. On RabbitMQ, a queue whose name begins with the default
+    queue's, such as `petiole.large`, is declared like the default queue. Any other queue is declared with Celery's
     defaults, if it is missing."""
 
     def new_missing(self, name: str) -> Any:
         default = self.default_exchange
         missing = super().new_missing(name)
         if default.type != EXCHANGE_TYPE:
-            return _kombu.Queue(name, default, name, queue_arguments=missing.queue_arguments)
+            return ListedQueue(
+                name, missing.exchange, name, queue_arguments=missing.queue_arguments, listed_in=default.name
+            )
         if name.startswith(f"{default.name}."):
             exchange = _kombu.Exchange(name, EXCHANGE_TYPE)
             return _kombu.Queue(name, exchange, name, queue_arguments={"x-queue-type": QUEUE_TYPE})
