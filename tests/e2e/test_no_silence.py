@@ -167,6 +167,7 @@ def test_status_shows_queues_also_without_any_worker(own_site: Site) -> None:
         "waiting": 3,
         "by_priority": {"0": 2, "3": 1, "6": 0, "9": 0},
         "workers": 0,
+        "known": True,
     }
 
 
