@@ -10,7 +10,7 @@ Messages in forms of OpenAI's API that the template does not read take the forms
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
@@ -38,6 +38,8 @@ _PROBE = {
     },
 }
 
+_MOST_PROBED = 64
+"""Templates and roles of which it is remembered how they read texts."""
 _END = "THE_FINAL_MESSAGE_ENDS_HERE "
 """Marks the end of a message that is continued. If its space is missing, the template has trimmed the message."""
 
@@ -51,8 +53,8 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         self._special_tokens = dict(special_tokens)
         self._sources = dict(sources)
-        self._texts: dict[str, Texts] = {}  # by source
-        self._calls: dict[str, Calls] = {}
+        self._texts = lru_cache(_MOST_PROBED)(self._probed)
+        self._calls: dict[str, Calls] = {}  # by source
         for name, source in self._sources.items():
             try:
                 sandbox.compile_template(source)
@@ -128,14 +130,13 @@ class ChatTemplate:
     def _readable(self, template: str, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages in forms that the template reads."""
         render = partial(self._rendered, template)
-        reads = self._texts.get(template) or Texts.of(render)
+        reads = self._texts(template, "user")
         if not (reads.strings or reads.parts):  # some show a query and a document, but no user
-            reads = Texts.of(render, list(dict.fromkeys(message["role"] for message in chat)))
+            reads = self._texts(template, *dict.fromkeys(message["role"] for message in chat))
         if not (reads.strings or reads.parts):
             raise InvalidRequest(
                 "messages", "the chat template must show texts, but leaves them out", _outline(chat)
             )
-        self._texts[template] = reads
         if not reads.strings:
             chat = [_in_parts(message) for message in chat]
         elif not reads.parts:
@@ -145,6 +146,9 @@ class ChatTemplate:
                 self._calls[template] = Calls.of(render)
             chat = [self._calls[template].adapt(message) for message in chat]
         return chat
+
+    def _probed(self, template: str, *roles: str) -> Texts:
+        return Texts.of(partial(self._rendered, template), roles)
 
     def _rendered(
         self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None

@@ -2,7 +2,9 @@
 
 The queues are quorum queues. A consumer of a quorum queue never holds more messages than its first prefetch count.
 That many tasks with an eta would block a worker. So tasks with an eta wait in RabbitMQ, by Celery's native delayed
-delivery, which needs exchanges of the type topic."""
+delivery, which needs exchanges of the type topic.
+
+On Redis, queues that producers name are listed in one place."""
 
 from __future__ import annotations
 

@@ -179,3 +179,5 @@ def test_a_template_may_show_roles_of_its_own(tmp_path: Path) -> None:
     template = "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"
     render = load_tokenizer(model_folder(tmp_path, template)).chat_template.render
     assert render([{"role": "query", "content": "owls"}, {"role": "document", "content": "mice"}]) == "owls"
+    with pytest.raises(InvalidRequest, match="must show texts"):
+        render([{"role": "user", "content": "owls"}])
