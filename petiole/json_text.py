@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 MOST_DIGITS = 640
-"""Of an integer. Python knows no smaller limit."""
+"""The longest integer. Python knows no smaller limit."""
 
 
 def number(text: str) -> float:

@@ -24,7 +24,7 @@ _waiting = threading.Lock()
 
 
 _M_ARENA_MAX = -8
-"""Of glibc's `mallopt`."""
+"""A parameter of glibc's `mallopt`."""
 
 
 @cache

@@ -18,7 +18,7 @@ from petiole.gpu_worker import Engine, Request
 
 FROM_MEMORY, FROM_DISK = 0.08, 0.2
 MOST_COMPUTED = 300
-"""Of 2,000 prompt tokens of a conversation whose worker was replaced."""
+"""Tokens, of the 2,000 of a prompt of a conversation whose worker was replaced."""
 TURN = 20
 
 

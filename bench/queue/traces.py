@@ -103,7 +103,7 @@ def reader(headers: dict[str, str]) -> None:
 
 
 def microseconds(work: Callable[[], object], calls: int) -> float:
-    """Of processor time of the process, with all its threads, for each call."""
+    """The processor time of each call, of the process with all its threads."""
     work()
     time.sleep(0.3)
     began = time.process_time()

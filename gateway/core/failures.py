@@ -78,7 +78,7 @@ def unknown_model(name: str) -> Failure:
 
 
 def ended_early(reason: str) -> Failure:
-    """Of a request whose answer is whole or none. `reason`: its finish reason, which is not `stop`."""
+    """The failure of a request whose answer is whole or none. `reason`: its finish reason, which is not `stop`."""
     return Failure(499, f"the request has ended early: {reason}", code=reason)
 
 

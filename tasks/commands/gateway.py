@@ -113,7 +113,7 @@ def placed(models: Sequence[str], cards: Sequence[str], cores: int, share: float
 
 
 def told_apart(places: Sequence[Placement]) -> list[Placement]:
-    """Of models with one file name each answers to its whole path only."""
+    """Models with one file name answer only to their whole paths."""
     alike = Counter(PurePath(model).name for model in {place.model for place in places})
     return [
         place._replace(environment={**place.environment, "PETIOLE_SERVED_NAMES": place.model})

@@ -141,7 +141,7 @@ def is_beside(queue: str, common: str) -> bool:
 
 
 def own_of(queues: Collection[str]) -> set[str]:
-    """Those of a worker's queues that are its model's alone."""
+    """The queues of a worker that are its model's alone."""
     return {queue for queue in queues if queue.rpartition(_OWN)[0] in queues}
 
 

@@ -33,7 +33,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 NAME = "petiole"
-"""Of the tracer."""
+"""The tracer's name."""
 _RANDOM: int = getattr(TraceFlags, "RANDOM_TRACE_ID", 0)
 """W3C's flag. Older SDKs know none."""
 _WHOLE = {StaticSampler, TraceIdRatioBased, ParentBased, ParentBasedTraceIdRatio}

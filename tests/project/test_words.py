@@ -18,11 +18,11 @@ BANNED = (
 
 PAGES = [page for page in pages() if page == "README.md" or page.startswith("docs/")]
 MOST_LINES = 300
-"""Of a page."""
+"""The longest page."""
 MOST_WORDS = {"README": 900, "Tutorial": 2_500, "Reference": 22_000}
-"""Of a kind of pages (docs/zensical.toml), as `wc -w` counts."""
+"""The most words of a kind of pages (docs/zensical.toml), as `wc -w` counts."""
 MOST_IN_ALL = 38_000
-"""Of all that users read to learn and to look up: without runbooks, and without the texts of docstrings."""
+"""The most words that users read to learn and to look up: without runbooks, and without the texts of docstrings."""
 
 
 @pytest.mark.parametrize("page", PAGES)

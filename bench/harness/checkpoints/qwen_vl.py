@@ -49,7 +49,7 @@ FULL: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [5, 11, 17],
     },
 }
-"""Of Qwen3-VL 2B."""
+"""The sizes of Qwen3-VL 2B."""
 QUICK = {
     "text_config": FULL["text_config"] | {"num_hidden_layers": 4},
     "vision_config": FULL["vision_config"] | {"depth": 4, "deepstack_visual_indexes": [0, 1, 2]},

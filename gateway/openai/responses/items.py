@@ -150,7 +150,7 @@ def skipped(given: object) -> list[str]:
 
 
 def remembered(items: Sequence[Item]) -> list[Item]:
-    """Those that are not skipped: they alone are stored and listed."""
+    """The items that are not skipped: they alone are stored and listed."""
     return [item for item in items if item["type"] in _TOLD]
 
 
@@ -182,7 +182,7 @@ def _texts(kind: str, given: object) -> list[Item]:
 
 
 def _words(action: object) -> list[str]:
-    """Of a command."""
+    """The words of a command."""
     command = action.get("command") if isinstance(action, dict) else None
     words = command if isinstance(command, list) else [command]
     return [word for word in words if isinstance(word, str)]
@@ -288,7 +288,7 @@ def _is_told(found: Sequence[dict[str, Any]]) -> bool:
 
 
 def _detail(part: Item) -> Item:
-    """Of an image, where it is not the usual one."""
+    """How closely an image is looked at, if not as usual."""
     detail = part.get("detail", "auto")
     return {} if detail == "auto" else {"detail": detail}
 

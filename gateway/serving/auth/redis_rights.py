@@ -63,7 +63,7 @@ OF_RECORDS = (
     "zcard zcount zrange zrangebyscore zremrangebyscore zremrangebyrank"
 )
 OF_BATCHES = "get hget hgetall hset del exists set expire pexpire zadd zrange zrevrange zrem sadd srem smembers"
-"""Of batches in files."""
+"""Commands that batches in files need."""
 
 
 def needed() -> list[tuple[Any, ...]]:

@@ -4,7 +4,7 @@ They are fetched at the first token, and again once they are `FRESH_S` old, or i
 among them: at most once in `PAUSE_S`, whoever asks. A request waits for that, so that a key that was withdrawn is
 not taken. While the issuer is away, known keys go on for `KEPT_S`, and nobody who names one waits for `FRESH_S`.
 
-Of an answer at most `MOST_BYTES` are read, within `WAIT_S`, and at most `MOST_KEYS` keys are used: those of
+At most `MOST_BYTES` of an answer are read, within `WAIT_S`, and at most `MOST_KEYS` keys are used: those of
 `ALGORITHMS`, all of which are asymmetric, of a length that is safe and quickly computed with."""
 
 from __future__ import annotations

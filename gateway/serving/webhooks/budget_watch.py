@@ -28,7 +28,7 @@ _KEPT_S = 86_400
 """How long after a period it is known what was told in it, because clocks differ."""
 _MOST_TOLD = 10_000
 _MOST_SHARES = 1_000
-"""Of budgets, that monitors are told: those of which most is used."""
+"""How many budgets monitors are told of: those of which most is used."""
 
 
 class BudgetWatch:

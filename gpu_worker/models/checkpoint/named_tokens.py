@@ -67,7 +67,7 @@ class NamedTokens:
 
 
 def _ids(entries: Iterable[tuple[object, object]]) -> dict[str, int]:
-    """Those of texts and ids that can be."""
+    """The entries whose text and id can be a token's."""
     return {text: id_ for text, id_ in entries if isinstance(text, str) and type(id_) is int and id_ >= 0}
 
 

@@ -47,7 +47,7 @@ class TilePictures(ResizedPictures):
 
     @property
     def most_tiles(self) -> int:
-        """Of a side."""
+        """The most tiles along a side."""
         return -(-self.edge // self.tile)
 
     @property

@@ -72,12 +72,12 @@ class Tiles:
 
 
 def row_ends(tokens: NamedTokens) -> RowEnds:
-    """Of Mistral's models. Raises ModelError, as `smol_tiles`."""
+    """The tokens of Mistral's models. Raises ModelError, as `smol_tiles`."""
     return RowEnds(tokens.of("[IMG_BREAK]", "image_break_token"), tokens.of("[IMG_END]", "image_end_token"))
 
 
 def smol_tiles(tokens: NamedTokens) -> Tiles:
-    """Of SmolVLM, for as many rows and columns as there are tokens."""
+    """The tokens of SmolVLM, for as many rows and columns as it has tokens for."""
     around, whole = tokens.of("<fake_token_around_image>"), tokens.of("<global-img>")
     line, lines = tokens.of("Ċ"), tokens.find("ĊĊ")  # as the tokenizer's file spells a line's end
     most = next(n for n in count(1) if tokens.find(f"<row_{n}_col_{n}>") is None) - 1

@@ -50,7 +50,7 @@ _USED_AGAIN = 0o400
 _LAPSES_S = 86_400.0
 """A file that nobody has used for so long counts as used once: its layout's model may be gone."""
 ONCE = 0.2
-"""Of all bytes, those of files that have been used once, which files that were used again leave to them."""
+"""The share of all bytes that files used again leave to files that have been used once."""
 _LAYOUT, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.kv|[0-9a-f]{16}\.tmp")
 
 

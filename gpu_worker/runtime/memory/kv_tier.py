@@ -40,8 +40,8 @@ CHUNK = 64
 VERSION = 1
 """The version of the numbers in files. Raise it with each change that gives keys or values other bits."""
 RING_BYTES, MOST_RING_BYTES = 2**28, 2**30
-"""Of copies on their way to files: on the host, pinned, and as much on the device. The second, for a ring that
-holds what one step computes."""
+"""The room for copies on their way to files: on the host, pinned, and as much on the device. The second is for a
+ring that holds what one step computes."""
 RING_SHARE = 16
 """Such a ring is at most this part of the pool: memory beside the pool is for much else."""
 MOST_HELD = 2**30

@@ -23,7 +23,7 @@ IMAGE_PARTS = ("image", "image_url", "input_image")
 DETAILS = ("auto", "low", "high")
 """How closely a model looks at an image, as OpenAI's API says it. low: few tokens; auto is high."""
 MAX_PIXELS = 2**31
-"""Of `min_pixels` and `max_pixels`: more than a file of any worker has."""
+"""The limit of `min_pixels` and `max_pixels`: more than a file of any worker has."""
 HANDLE_PREFIX = "petiole-image:"
 _HANDLE = re.compile(HANDLE_PREFIX + "[0-9a-f]{32}")
 _DATA_URL = re.compile(r"\s*data:[^,]{0,200};\s*base64\s*,", re.IGNORECASE)

@@ -60,9 +60,9 @@ class Reading(TypedDict, total=False):
     heartbeat_s: float | None
     """After this many seconds without a delta there is an empty one, whose `is_heartbeat` is true."""
     prepared: bool
-    """As of `petiole.stream`."""
+    """See `petiole.stream`."""
     parsed: bool
-    """As of `petiole.stream`."""
+    """See `petiole.stream`."""
 
 
 SUBMISSION = frozenset(Submission.__annotations__)

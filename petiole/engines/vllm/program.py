@@ -31,7 +31,7 @@ queue for a second, which would take a processor from whoever else is on this ma
 STACK_BYTES = 2**28
 """As much as the worker compiles the same grammars on."""
 MOST_BYTES = 2**30
-"""Of one message: a prompt of millions of tokens, or images."""
+"""The largest message: a prompt of millions of tokens, or images."""
 
 
 def guard(connection: socket.socket) -> None:

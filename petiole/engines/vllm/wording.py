@@ -30,7 +30,7 @@ MOST_LOGPROBS = 128
 _GREEDY = 1e-6
 _SEEDS = 2**63
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|@\w+')
-"""Of a grammar: a string, a pattern, or the name of another grammar."""
+"""A part of a grammar: a string, a pattern, or the name of another grammar."""
 _TERMINAL = re.compile(r"^(T\d+): (.*)$", re.MULTILINE)
 _BLANK_BEFORE, _BLANK_BEHIND = ('"}"', '"]"', '","', '":"'), ('"{"', '"["', '","', '":"')
 _LARK = "%llguidance {}\n"

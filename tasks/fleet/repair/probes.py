@@ -38,7 +38,7 @@ def urls() -> dict[str, str]:
 
 
 def answers() -> dict[str, Answers]:
-    """Of each Redis. Raises the errors of a lost connection."""
+    """The answers of each Redis. Raises the errors of a lost connection."""
     found = {}
     for name, url in urls().items():
         with connections.connect(url) as client:

@@ -23,7 +23,7 @@ from training.vision.losses import KNOWN
 from training.vision.qwen.tokens import CONTEXT, FIRST_NUMBER, VOCAB_SIZE, WHOLE
 
 NUMBERS = slice(FIRST_NUMBER, FIRST_NUMBER + WHOLE + 1)
-"""Of the vocabulary."""
+"""The places of numbers in the vocabulary."""
 FREQUENCIES = 64
 
 

@@ -40,7 +40,7 @@ _NO_NUMBER = 0x7F
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Of [n, inputs]: codes; scales [n, groups]; offsets, if there are any, likewise. A code is a place in
+    """Codes of weights [n, inputs]; scales and, if there are any, offsets [n, groups]. A code is a place in
     `table`, two a byte; without a table it is a number with a sign, a byte each.
 
     weight = number * scale + offset, exactly the file's in float32. Scales and offsets are steps where there are

@@ -161,7 +161,7 @@ class AttentionKind(NamedTuple):
     window: int
     softcap: float
     rank: int = 0
-    """Of latents; 0: there are none."""
+    """The width of latents; 0: there are none."""
     ahead: bool = False
     """Whether the positions of a region see each other."""
 

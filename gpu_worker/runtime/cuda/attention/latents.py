@@ -135,5 +135,5 @@ class LatentWrapper:
 
 
 def append_wrappers(geometry: Geometry, workspace: Tensor) -> AppendWrappers | LatentWrappers:
-    """Those of a slot's steps that are not captured."""
+    """The wrappers of a slot's steps that are not captured."""
     return (LatentWrappers if geometry.plan.reads_latents else AppendWrappers)(geometry, workspace)

@@ -6,7 +6,7 @@
 /* A scratch for the layers of several shapes and steps of `t` positions. */
 Scratch new_scratch(const Heads *const *shapes, int64_t n, int64_t t, Arena *s);
 
-/* Of each position: its heads' queries `head` apart, and after each its gate, where these are gated. */
+/* The queries of each position: those of its heads `head` apart, and after each its gate, where these are gated. */
 typedef struct {
   const float *at;
   int64_t stride, head;

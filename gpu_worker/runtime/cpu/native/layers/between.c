@@ -73,7 +73,7 @@ static void set_normed(const Model *m, const Plan *p, const Norm *norm, int64_t 
   if (p->packed) pack_row(row, m->hidden, t, s->normed);
 }
 
-/* Those of DOWN. */
+/* The inputs of DOWN. */
 static void set_acted(const Layer *l, const Plan *p, int64_t t, float *row) {
   const Step *s = &p->step;
   const int n = l->inner;
@@ -83,7 +83,7 @@ static void set_acted(const Layer *l, const Plan *p, int64_t t, float *row) {
   if (p->packed) pack_row(row, n, t, s->acted);
 }
 
-/* Those of ROUTER, and of experts. */
+/* The inputs of ROUTER, and of experts. */
 static void set_routed(const Model *m, const Plan *p, const Layer *l, int64_t t, float *row) {
   const Experts *e = l->experts;
   const Step *s = &p->step;
@@ -102,7 +102,7 @@ static void set_routed(const Model *m, const Plan *p, const Layer *l, int64_t t,
   else if (!dense) set_normed(m, p, &l->feed_forward_norm, t, row);
 }
 
-/* Those of PER_LAYER_OUT, of layer i. */
+/* The inputs of PER_LAYER_OUT, of layer i. */
 static void set_per_layer(const Layer *l, const Plan *p, int64_t i, int64_t t, float *row) {
   const Step *s = &p->step;
   const int n = l->per_layer;
@@ -159,7 +159,7 @@ static void set_read(const Layer *l, const Recurrent *r, const float *x, float *
   }
 }
 
-/* Those of OUT, after a mixer that keeps a state. */
+/* The inputs of OUT, after a mixer that keeps a state. */
 static void set_recurrent(const Layer *l, const Plan *p, int64_t t, float *row) {
   const Step *s = &p->step;
   const Recurrent *r = l->recurrent;

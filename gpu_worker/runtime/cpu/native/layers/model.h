@@ -8,8 +8,8 @@
 
 enum { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 
-/* Of a vector: divided by its root mean square, or less its mean and divided by its deviation. Then times `weight` and plus
- * `bias`, where these are not null. */
+/* The norm of a vector: divided by its root mean square, or less its mean and divided by its deviation. Then times `weight`
+ * and plus `bias`, where these are not null. */
 typedef struct {
   int32_t kind;
   float eps;

@@ -50,7 +50,7 @@ static void finish_head(const Recurrent *r, const Advance *a, const Stretch *s, 
 
 static int64_t gate_of(const Recurrent *r, Part part, int64_t i) { return part.first + i / r->each * part.apart + i % r->each; }
 
-/* Of the delta rule b becomes the share of the way to the new values, and a how much of what is stored is kept. Of a scan a
+/* In the delta rule b becomes the share of the way to the new values, and a how much of what is stored is kept. In a scan a
  * becomes the time that a position takes. */
 static void finish_head_gates(const Recurrent *r, float *gates) {
   for (int64_t i = 0; i < value_heads(r); i++) {
