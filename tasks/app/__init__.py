@@ -10,7 +10,7 @@ mixed_groups     waiting for a group that has tasks of two apps: the one method 
 pools            connections and producers of this app alone, in each process
 redis_transport  what this app does as a client: messages of several callers in one round trip, confirmation by
                  replicas; control commands
-rabbitmq         quorum queues and delays on RabbitMQ
+queues           where queues are declared and listed; quorum queues and delays on RabbitMQ
 amqp             how Celery makes messages
 stored_errors    the module name of stored errors, the same for every version; their class:
                  `worker.output.outcomes`

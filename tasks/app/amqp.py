@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.app import amqp as stock
 
-from petiole.tasks.app.rabbitmq import Queues
+from petiole.tasks.app.queues import Queues
 from petiole.tasks.traces import carried
 
 

@@ -26,7 +26,7 @@ from petiole.tasks.app import interop
 from petiole.tasks.app.amqp import Amqp
 from petiole.tasks.app.circuit_breaker import Breaker
 from petiole.tasks.app.pools import ConnectionPools
-from petiole.tasks.app.rabbitmq import whole_second
+from petiole.tasks.app.queues import whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
 from petiole.tasks.urls import RABBITMQ, SENTINEL, scheme
 

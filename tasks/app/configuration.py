@@ -11,7 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from petiole import _lazy
 from petiole.tasks import worker_side
-from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
+from petiole.tasks.app.queues import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.messages.headers import TENANT
 from petiole.tasks.servers.sentinels import options_for
 from petiole.tasks.settings import Settings, invalid, settings

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from celery import Celery, _state, current_app
 from celery.signals import after_task_publish, before_task_publish, task_sent
 
-from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
+from petiole.tasks.app.queues import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.urls import is_whole, redacted
 

@@ -1,10 +1,9 @@
-"""Changes how Celery sends tasks, so that RabbitMQ's queues behave like those on Redis.
+"""How Celery declares this app's queues, and how it sends tasks to them with an eta.
 
-The queues are quorum queues. A consumer of a quorum queue never holds more messages than its first prefetch count.
+On Redis, queues that producers name are listed in one place. On RabbitMQ, tasks behave as on Redis: the queues are
+quorum queues. A consumer of a quorum queue never holds more messages than its first prefetch count.
 That many tasks with an eta would block a worker. So tasks with an eta wait in RabbitMQ, by Celery's native delayed
-delivery, which needs exchanges of the type topic.
-
-On Redis, queues that producers name are listed in one place."""
+delivery, which needs exchanges of the type topic."""
 
 from __future__ import annotations
 
