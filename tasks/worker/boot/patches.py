@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from petiole.tasks.worker import idempotency
 from petiole.tasks.worker.boot import program
-from petiole.tasks.worker.broker import eta_prefetch, rabbitmq, transport
+from petiole.tasks.worker.broker import consumer, rabbitmq, transport
 from petiole.tasks.worker.broker.gate import bodies
 
 
@@ -42,7 +42,7 @@ PATCHES = (
     Patch(
         ("celery.worker.consumer.tasks:QoS",),
         "The prefetch count: kombu ignores a raise beyond the limit, but applies the matching decrement.",
-        eta_prefetch.install,
+        consumer.install,
     ),
     Patch(
         ("kombu.compression:register",),

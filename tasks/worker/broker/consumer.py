@@ -16,12 +16,13 @@ import redis
 from amqp.exceptions import ChannelError, IrrecoverableConnectionError
 from celery import signals
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered
-from celery.worker.consumer import Consumer as StockConsumer
+from celery.worker.consumer import Consumer as StockConsumer, tasks as consuming
 from celery.worker.consumer.control import Control
 from celery.worker.consumer.gossip import Gossip
 from celery.worker.consumer.mingle import Mingle
 from celery.worker.loops import asynloop, synloop
 from celery.worker.state import maybe_shutdown
+from kombu.common import QoS
 
 from petiole.tasks.fleet.models import is_beside
 from petiole.tasks.worker.broker import gate, quarantine
@@ -29,7 +30,6 @@ from petiole.tasks.worker.broker.transport import lost_errors
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
-
 
 CONNECTING_PAUSES_S = (1, 1, 5)
 """Pause before the second attempt to connect, its increment at each further attempt, and its maximum."""
@@ -244,3 +244,38 @@ def _guard_replies(mingle: Any) -> None:
             return {}
 
     mingle.send_hello = checked
+
+
+class Prefetch(QoS):
+    """The prefetch count of a worker that holds tasks with an `eta`.
+
+    Each such task raises the prefetch by one until it begins, up to a limit. kombu ignores an increment beyond the
+    limit, but still applies the matching decrement. So after exceeding the limit, a stock worker would be left
+    with a prefetch of one for good. `beyond`: increments refused by the limit whose decrements must be ignored."""
+
+    beyond = 0
+
+    def increment_eventually(self, n: int = 1) -> int:
+        with self._mutex:
+            if self.value:
+                room = n if self.max_prefetch is None else min(n, max(0, self.max_prefetch - self.value))
+                if room < n and not self.beyond:
+                    logger.warning(
+                        "no more tasks are taken until some of those held for their eta begin: "
+                        "worker_eta_task_limit is %d",
+                        self.max_prefetch,
+                    )
+                self.beyond += n - room
+                self.value += room
+            return int(self.value)
+
+    def decrement_eventually(self, n: int = 1) -> int:
+        with self._mutex:
+            forgiven = min(n, self.beyond)
+            self.beyond -= forgiven
+            return int(super().decrement_eventually(n - forgiven))  # type: ignore[no-untyped-call]
+
+
+def install() -> None:
+    """Make all consumers of this process use `Prefetch`."""
+    consuming.QoS = Prefetch

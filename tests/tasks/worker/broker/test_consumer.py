@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from petiole.tasks.worker.broker import quarantine
-from petiole.tasks.worker.broker.consumer import Consumer, StockConsumer
-from petiole.tasks.worker.broker.eta_prefetch import Prefetch
+from petiole.tasks.worker.broker.consumer import Consumer, Prefetch, StockConsumer
 from petiole.tasks.worker.broker.gate import bodies
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from tests.support.hostile import Received

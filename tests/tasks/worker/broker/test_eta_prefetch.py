@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from petiole.tasks.worker.broker.eta_prefetch import Prefetch
+from petiole.tasks.worker.broker.consumer import Prefetch
 
 
 def prefetch(value: int, limit: int | None) -> Prefetch:
