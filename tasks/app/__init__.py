@@ -6,7 +6,6 @@ backend          the result backend on Redis, one for all threads
 result_consumer  how callers wait for results: one subscription for each process
 thread_executor  threads for calls that block, for callers of asyncio
 circuit_breaker  fails submissions at once while the broker is known to be away
-mixed_groups     waiting for a group that has tasks of two apps: the one method of Celery's that producers replace
 pools            connections and producers of this app alone, in each process
 redis_transport  what this app does as a client: messages of several callers in one round trip, confirmation by
                  replicas; control commands
@@ -14,5 +13,6 @@ queues           where queues are declared and listed; quorum queues and delays 
 amqp             how Celery makes messages
 stored_errors    the module name of stored errors, the same for every version; their class:
                  `worker.output.outcomes`
-interop          which app is the user's; checks, when a canvas of both is submitted, what both must have in common
+interop          which app is the user's; checks what both must have in common when a canvas of both is submitted;
+                 waits for a group of both: the one method of Celery's that producers replace
 """

@@ -5,12 +5,16 @@ Petiole's app submits the first task, a mistake raises an exception. If the user
 Celery's signals cannot stop a submission.
 
 A canvas is a tree: a step of a chain, or the body of a chord, may itself be a group, a chain or a chord. The check
-looks at all tasks of the tree."""
+looks at all tasks of the tree.
+
+A group that has tasks of both is waited for in a way of its own: see `install`."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +22,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery, _state, current_app
+from celery.result import ResultSet
 from celery.signals import after_task_publish, before_task_publish, task_sent
 
 from petiole.tasks.app.queues import EXCHANGE_TYPE, QUEUE_TYPE
+from petiole.tasks.app.result_consumer import nodes
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.urls import is_whole, redacted
 
@@ -33,6 +39,8 @@ _FAMILIES = {
 _PORTS = {"redis": 6379, "amqp": 5672}
 _LINKS = ("chain", "link", "callbacks", "link_error", "errbacks")
 _CELERYS_BROKER = "amqp://localhost//"  # without a setting
+AT_LEAST_S = 0.001
+"""Before Celery 5.7 a time limit of 0 is none."""
 
 chord_of_both: Callable[[Celery, str | None], object] | None = None
 """Called with the user's app when its results and Petiole's are to meet in a chord, and with the queue of the
@@ -307,3 +315,33 @@ def _undeclared(theirs: Celery, queues: Iterable[str]) -> Iterator[str]:
                 f" task_queues must have {name!r} as Petiole's workers declare it, got"
                 f" {conf.get('task_create_missing_queue_type')!r}"
             )
+
+
+def install(ours: type[Celery]) -> None:
+    """Replace the method of Celery's `ResultSet` that waits, for groups with results of several apps, one of them
+    of the type `ours`. Each result of such a group is waited for by its own backend.
+
+    Celery has the backend of one of the apps wait for all results. It is not told of the other app's results:
+    `get()` returned None in their place, or waited for ever. The app of the group counts, too: Celery gives a
+    group the app of the canvas that it is in."""
+    stock = ResultSet.iter_native
+
+    def is_mixed(results: ResultSet) -> bool:
+        apps = [one.app for one in [results, *nodes(results)]]
+        return any(isinstance(app, ours) for app in apps) and any(app is not apps[0] for app in apps)
+
+    @functools.wraps(stock)
+    def iter_native(self: ResultSet, timeout: float | None = None, *more: Any, **options: Any) -> Any:
+        return (_each if is_mixed(self) else stock)(self, timeout, *more, **options)
+
+    ResultSet.iter_native = iter_native
+
+
+def _each(results: ResultSet, timeout: float | None, *more: Any, **options: Any) -> Iterator[tuple[str, Any]]:
+    """What `iter_native` gives: the id of each result, and what is stored, or the members of a group."""
+    give_up_at = None if timeout is None else time.monotonic() + timeout
+    options |= dict(zip(("interval", "no_ack", "on_message", "on_interval"), more, strict=False))
+    for one in results:
+        left_s = None if give_up_at is None else max(AT_LEAST_S, give_up_at - time.monotonic())
+        one.get(timeout=left_s, propagate=False, disable_sync_subtasks=False, **options)
+        yield one.id, one.children if isinstance(one, ResultSet) else one._get_task_meta()

@@ -19,7 +19,7 @@ from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import OperationalError
 
 from petiole.contract.results.task_result import StreamDelta
-from petiole.tasks.app import mixed_groups
+from petiole.tasks.app import interop
 from petiole.tasks.app.application import App, app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import StreamError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from petiole.contract.types import GenerationDict
 
 
-mixed_groups.install(App)
+interop.install(App)
 
 
 Command = tuple[Any, ...]

@@ -1,7 +1,7 @@
 """What Petiole changes in Celery and kombu, and which of their private names it relies on: one list of each.
 
     PATCHES   what is replaced in the libraries themselves, in a worker's process only (one method is replaced in
-              producers, too: `tasks.app.mixed_groups`)
+              producers, too: `tasks.app.interop`)
     PRIVATE   private names that Petiole overrides, calls or reads: here, and on the producer side
 
 Everything else uses what Celery and kombu offer: settings, subclasses named by settings, bootsteps, routes.
