@@ -40,7 +40,7 @@ from petiole.tasks.record import codec
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
-from petiole.tasks.submission.task_body import offered
+from petiole.tasks.submission.task import offered
 from petiole.testing import here, script
 from petiole.testing.script import MODEL, Received, Scripted, ScriptedOutput
 from petiole.testing.stream import StreamWriter

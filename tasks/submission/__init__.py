@@ -7,13 +7,12 @@ definitions        `generate`, `chat`, `query` and the others themselves; cheap 
 typed              the options of each task, for type checkers: written by `python -m docs.render`
 embed_many         `embed.many`: any number of texts, as tasks of some texts each
 put_image          `put_image`: an image stored once, for many questions
-task               what `delay`, `apply_async` and `stream` do: check, route, send. One of their options, such as
-                   `priority`, begins in `contract.requests.submission`
+task               what `delay`, `apply_async` and `stream` do: check, route, send; how a body gets its result. One
+                   of their options, such as `priority`, begins in `contract.requests.submission`
 message_templates  messages without Celery's work for each, for whoever submits a lot; the gateway sends them
 bundles            submissions of an event loop: those that wait together are sent together
 counting           `count`: its queue, its result
 model              the option `model`: from a model's name to its queue
 signatures         `generate.s(...)`: it carries its queue, for workers of another app
 parsing            turns a message's arguments, and the result of the previous task in a chain, into a request
-task_body          how a task's body gets its result from the worker that runs it
 """

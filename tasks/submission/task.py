@@ -1,4 +1,8 @@
-"""What `delay`, `apply_async`, `stream` and `astream` of the tasks do: check a request, route it, send it."""
+"""What `delay`, `apply_async`, `stream` and `astream` of the tasks do: check a request, route it, send it.
+
+A task's body gets its result by `take_result`. Celery's trace function runs the body after the generation has
+ended. Around that call the worker offers the outcome, and the body takes it, on the same thread. So the body needs
+nothing of the worker."""
 
 from __future__ import annotations
 
@@ -32,7 +36,6 @@ from petiole.tasks.submission import model
 from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
-from petiole.tasks.submission.task_body import take_result
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.urls import redacted
 
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
 else:
     publishing = _lazy.module("petiole.tasks.app.redis_transport")
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 
 class SubmittedTask(Task):  # type: ignore[misc]
@@ -278,6 +285,43 @@ class GenerationTask(SubmittedTask):
             )
             return result
         return take_result(self.request.id)
+
+
+class Offer(Protocol):
+    """A result, or the error that the task fails with."""
+
+    @property
+    def result(self) -> dict[str, Any] | None: ...
+
+    @property
+    def error(self) -> Exception | None: ...
+
+
+_here = threading.local()
+
+
+@contextmanager
+def offered(task_id: str, outcome: Offer) -> Iterator[None]:
+    """In this context, `take_result` on this thread finds the outcome of task `task_id`."""
+    _here.outcome = task_id, outcome
+    try:
+        yield
+    finally:
+        del _here.outcome
+
+
+def take_result(task_id: str) -> dict[str, Any]:
+    """For the body of a generation task: return its result or raise its error."""
+    nothing: tuple[str, Offer | None] = ("", None)
+    known, outcome = getattr(_here, "outcome", nothing)
+    if known != task_id or outcome is None:
+        raise GenerationFailed(
+            "this worker does not run Petiole's app and pool: start it with celery -A petiole worker"
+        )
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.result is not None
+    return outcome.result
 
 
 app.watcher = QueueWatch

@@ -21,7 +21,7 @@ from kombu.connection import Connection as StockConnection
 from petiole import plain
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.submission.task_body import take_result
+from petiole.tasks.submission.task import take_result
 from petiole.tasks.urls import SENTINEL, redacted, scheme
 
 

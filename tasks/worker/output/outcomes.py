@@ -21,7 +21,7 @@ from petiole.tasks import errors
 from petiole.tasks.record import codec
 from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.submission.task_body import offered
+from petiole.tasks.submission.task import offered
 
 _MAX_BYTES_A_UNIT = 12
 """Maximum bytes of JSON for a character, or for a token id with its separator. A character may take two escapes of
