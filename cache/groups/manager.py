@@ -16,8 +16,7 @@ from petiole.cache.groups.table import GroupedTable, WindowPages
 from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.amounts import PageCounts
 from petiole.cache.pages.page_pool import Pages
-from petiole.cache.pages.page_table import PageTable
-from petiole.cache.pages.row_table import RowTable
+from petiole.cache.pages.page_table import PageTable, RowTable
 from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
 from petiole.cache.prefix.interface import NoPrefixCache, PrefixCache
 from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, page_boundary

@@ -13,26 +13,58 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import xxhash
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from petiole.gpu_worker.constraints.cache import LRUCache
 from petiole.gpu_worker.exceptions import InvalidRequest
-from petiole.gpu_worker.request.protocols import Int32Array, set_bits
+from petiole.gpu_worker.request.protocols import ConstraintState, Int32Array, set_bits
 from petiole.gpu_worker.text import Tokenizer
+
+MOST = 64
+MOST_CHARACTERS = 2 * 2**20
+"""The length of all texts that the values were made of: a compiled grammar takes up to some 400 bytes a
+character."""
 
 STACK_BYTES = 256 * 2**20
 """For compiling: enough for as many rules as a constraint of the maximum size has."""
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LRUCache(Generic[K, V]):
+    """The values that were used last: at most `MOST`, of at most `MOST_CHARACTERS`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def keep(self, key: K, value: V, characters: int) -> None:
+        with self._lock:
+            self._characters += characters - self._values.pop(key, (value, 0))[1]
+            self._values[key] = value, characters
+            while len(self._values) > MOST or self._characters > MOST_CHARACTERS:
+                _, (_, left) = self._values.popitem(last=False)
+                self._characters -= left
 
 
 @dataclass(frozen=True)
@@ -281,3 +313,39 @@ _NOTHING_FOLLOWS = "no token can begin an output, or continue one (a rule that l
 _DRAWING = re.compile(r"\d* *\||\^+$|<.*/?>$")
 _lock, _starting = threading.Lock(), threading.Lock()
 _vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
+
+
+def fill_masks(states: Sequence[ConstraintState], out: Int32Array) -> None:
+    """Fill `out`, int32 [len(states), words], with the mask of `states[k]` in row k. States are distinct."""
+    grammars = []
+    for row, state in enumerate(states):
+        if isinstance(state, GrammarState):
+            grammars.append((row, state))
+        else:
+            state.fill_mask(out[row])
+    fill_grammar_masks(grammars, out)
+
+
+def fill_draft_masks(state: ConstraintState, drafts: Sequence[int], out: Int32Array) -> int:
+    """The masks of a verify: `out` int32 [len(drafts) + 1, words], row k for the position after `drafts[:k]`.
+
+    Returns the number of leading drafts that the constraint allows. Rows after the first disallowed draft are not
+    written, because that draft is always rejected; nor are those behind the constraint's end. Nor is the row of a
+    place where nothing may come: the request fails when it gets there, and not if the drafts before are rejected.
+    The state is restored.
+    """
+    n_consumed = 0
+    try:
+        state.fill_mask(out[0])
+        for draft in drafts:
+            if state.finished or not state.consume(draft):
+                return n_consumed
+            n_consumed += 1
+            try:
+                state.fill_mask(out[n_consumed])
+            except InvalidRequest:
+                out[n_consumed] = 0
+                return n_consumed
+        return n_consumed
+    finally:
+        state.rollback(n_consumed)

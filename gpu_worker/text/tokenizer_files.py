@@ -10,16 +10,18 @@ chat_template.jinja, additional_chat_templates/*.jinja      win over the templat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from petiole.gpu_worker.children import Child, ChildEnded
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import read_json, read_text
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_BYTES, check_file, read_json, read_text
 from petiole.gpu_worker.models.checkpoint.opening import end_token_ids, is_gguf
-from petiole.gpu_worker.text.foreign._tokenizer_process import MAX_ADDED_TOKENS
-from petiole.gpu_worker.text.foreign.trying import check_tokenizer
+from petiole.gpu_worker.text.foreign import _tokenizer_process
+from petiole.gpu_worker.text.foreign._tokenizer_process import CPU_S, MAX_ADDED_TOKENS, MEMORY_BYTES
 from petiole.gpu_worker.text.gguf_tokenizer.reading import tokenizer_of
 from petiole.gpu_worker.text.tokenizer import Tokenizer
 
@@ -173,3 +175,27 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def check_tokenizer(path: Path) -> None:
+    """Try a stranger's tokenizer.json in a process of its own before this process loads it. Raises ModelError for
+    one that would take too much of a text, or too much to be read."""
+    check_file(path, MAX_BYTES)
+    found = path.stat()
+    _check(path, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=64)
+def _check(path: Path, content: tuple[int, ...]) -> None:
+    """content: tells the file from another one of this name."""
+    child = Child(_tokenizer_process.__file__)
+    try:
+        answer = child.ask(str(path.absolute()))
+    except ChildEnded:
+        limits = f"{CPU_S:g} s of processor time and {MEMORY_BYTES} bytes of memory"
+        raise ModelError(f"{path}: must be read, and encode short texts, within {limits}: it took more") from None
+    finally:
+        child.close()
+    if refused := answer.get("refused"):
+        field, limit, value = refused
+        raise ModelError(f"{path}: {field} {limit}, got {value}")

@@ -22,7 +22,7 @@ MOST_LINES = 300
 MOST_WORDS = {"README": 900, "Tutorial": 2_500, "Reference": 22_000}
 """The most words of a kind of pages (docs/zensical.toml), as `wc -w` counts."""
 MOST_IN_ALL = 38_000
-"""The most words that users read to learn and to look up: without runbooks, and without the texts of docstrings."""
+"""The most words that users read to learn and to look up, without runbooks and texts of docstrings."""
 
 
 @pytest.mark.parametrize("page", PAGES)

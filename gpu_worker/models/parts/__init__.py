@@ -10,7 +10,6 @@ experts       mixtures: feed-forwards of which a position takes a few
 routing       which experts a position takes, and how much each counts
 feed_forward  gates and activations. A new activation goes here
 pooling       from the hidden states of a text to its vector
-residual      the stream that layers add to
 norms         norms of all kinds. A new kind goes here
 rotary        tables of rotations, and rotating. A new kind goes here; `families/config_keys` knows its keys
 kernels       what a device computes in one pass

@@ -11,6 +11,5 @@ recurrent    the states of a step's rows
 attention/   paged attention
 supported    the plans that CUDA computes
 encoder      the image encoder as CUDA graphs
-terms        what adapters add to a captured step
 fused/       Triton kernels that FlashInfer lacks
 """

@@ -46,6 +46,7 @@ from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.fast_paths import Parts, supports
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
@@ -60,7 +61,6 @@ from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.cuda.supported import FUSED
-from petiole.gpu_worker.runtime.cuda.terms import CapturedTerms
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates
@@ -395,3 +395,21 @@ def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:
         stream.synchronize()
         rounds.append(time.perf_counter() - start)
     return min(rounds) / REPLAYS
+
+
+class CapturedTerms:
+    """The terms of a decode step on CUDA, each position with its own adapter's matrices.
+
+    The host decides nothing, so the terms can be captured in a graph. adapter_slots: int32 [T].
+    `models.adapters.lora` has the formula.
+    """
+
+    def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:
+        self._bank = bank
+        self._of = adapter_slots
+
+    def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None:
+        from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
+
+        slots = self._bank.slots(layer, name)
+        add_terms(x, y, slots.a, slots.b, self._of, self._bank.ranks)

@@ -4,13 +4,14 @@ Sequences go by rank, with one exception. A *long* prompt takes more than one ch
 long prompt, the next prefill step takes short prompts first; long prompts get at least every second step.
 
 The chunks of a step have one priority: a prompt waits for no chunk of a worse one, and for a shorter step while
-more urgent prompts come and go (`priorities/recent.py`). While more urgent sequences decode, `batch_step_budget`
+more urgent prompts come and go (`RecentDemand`). While more urgent sequences decode, `batch_step_budget`
 limits what the lowest class adds to their steps (`priorities/budget.py`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from petiole.cache import Amount
 from petiole.gpu_worker.request.prepared_images import whole_regions
@@ -18,14 +19,40 @@ from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.planning.candidates import Candidates
 from petiole.gpu_worker.scheduling.planning.pages import PlannedPages, rank
 from petiole.gpu_worker.scheduling.priorities.budget import StepBudget
-from petiole.gpu_worker.scheduling.priorities.recent import RecentDemand
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
+
+RECENT_S = 60.0
+PART = 8
 
 MOST_SCORED = 512
 SCORED_NUMBERS = 2**25
 """At most this many positions of prompts are scored in a step, and their logits are at most this many numbers, but
 for 64 positions. So neither a step's logits nor a delta of the prompt's log-probabilities grow with the chunk."""
+
+
+@dataclass(slots=True)
+class RecentDemand:
+    """Whether more urgent requests come and go beside the lowest priority class.
+
+    A request that arrives waits for the step that is computed, and one that decodes for every second step of
+    prompts. While more urgent ones come and go, a step of the lowest class has one prompt's chunk, or several that
+    are no more than an eighth of a chunk together. A batch alone fills its steps: that is quicker wherever most of
+    a step's time goes into reading the weights. `lowest`: the class of the worst priority when somebody more
+    urgent was last seen, before `until_s`."""
+
+    lowest: float = math.inf
+    until_s: float = -math.inf
+
+    def see(self, best: int, worst: int, now: float) -> None:
+        """The best and the worst priority of all requests at this time."""
+        if best < worst:
+            self.lowest, self.until_s = worst, now + RECENT_S
+
+    def most(self, priority: int, positions: int, chunk: int, now: float) -> int:
+        """How many positions several prompts of this priority may have in a step that may have `positions`."""
+        limited = priority >= self.lowest and now < self.until_s
+        return min(positions, max(1, chunk // PART)) if limited else positions
 
 
 class PrefillPlanner:

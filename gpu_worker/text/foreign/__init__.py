@@ -2,6 +2,5 @@
 
 sandbox             renders chat templates
 _template_process   renders them there; a job of `children`
-trying              tries a tokenizer.json before it is loaded
 _tokenizer_process  tries it there; a job of `children`
 """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
+
+from celery import Celery
 
 from petiole.contract.settings.engine import BATCHING
 from petiole.tasks import worker_side
@@ -18,7 +21,6 @@ from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.delivery import time_limits  # noqa: F401 - its control command is one once imported
-from petiole.tasks.worker.foreign.linked import add_route
 from petiole.tasks.worker.pool import commands
 from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
@@ -64,3 +66,26 @@ def configure(app: Any) -> None:
     patches.install()
     commands.install(app)
     corruption.quarantine = put_aside
+
+
+Route = Callable[..., dict[str, str] | None]
+
+
+def route_to(queue: str, app: Celery) -> Route:
+    """A router for the next link of a chain, a callback or a chord's body that `app` lacks. Such a task must be
+    another app's: in Petiole's queue it would be lost. Producers need not import all tasks, so nothing changes for
+    them. Celery asks routers only if no queue is named."""
+
+    def route(
+        name: str, args: object, kwargs: object, options: dict[str, Any], **_: object
+    ) -> dict[str, str] | None:
+        named = options.keys() & {"queue", "exchange", "routing_key"}
+        return None if named or name in app.tasks else {"queue": queue}
+
+    return route
+
+
+def add_route(app: Celery, queue: str) -> None:
+    """Add the router, after the routes that a user has set."""
+    routes = app.conf.task_routes or []
+    app.conf.task_routes = [*(routes if isinstance(routes, list | tuple) else [routes]), route_to(queue, app)]

@@ -12,7 +12,7 @@ import pytest
 
 from petiole.gpu_worker.children import Child, ChildEnded
 from petiole.gpu_worker.constraints import proving
-from petiole.gpu_worker.constraints.cache import MOST, MOST_CHARACTERS, LRUCache
+from petiole.gpu_worker.constraints.grammar import MOST, MOST_CHARACTERS, LRUCache
 from petiole.gpu_worker.exceptions import InvalidRequest
 from tests.gpu_worker.constraints import shapes
 from tests.gpu_worker.constraints.walking import accepts, compiled

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
 from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.scheduling.planning.prefill import PART, RECENT_S, RecentDemand
 from petiole.gpu_worker.scheduling.priorities.budget import (
     EXEMPT,
     FIRST,
@@ -21,7 +22,6 @@ from petiole.gpu_worker.scheduling.priorities.budget import (
     StepLoad,
     StepTimes,
 )
-from petiole.gpu_worker.scheduling.priorities.recent import PART, RECENT_S, RecentDemand
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish

@@ -22,7 +22,7 @@ from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint, Safeten
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
 from petiole.gpu_worker.text.chat import ChatTemplate
 from petiole.gpu_worker.text.control_tokens import ControlTokens
-from petiole.gpu_worker.text.foreign.trying import check_tokenizer
+from petiole.gpu_worker.text.tokenizer_files import check_tokenizer
 from tests.support import tokenizers as samples
 from tests.support.gguf import write
 

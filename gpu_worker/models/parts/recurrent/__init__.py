@@ -1,7 +1,6 @@
 """Mixers that keep a state (`plan.Recurrent`). Each line may import what stands below it.
 
 mixing        any of them, in one step
-delta_net     a gated delta rule after a convolution, with an output gate
 mamba2        a scan after a convolution, with a gate
 short         a convolution between two gates
 states        where states are, and which positions a step adds to which
