@@ -159,9 +159,9 @@ class StreamKeys(NamedTuple):
     sent: str
     """Set in the broker: the messages that followed the end of the task (`worker.once`)."""
     runs: str
-    """String: how many runs of a task of the application's own have begun and not ended (`worker.foreign`)."""
+    """String: how many runs of a task of the application's own have begun and not ended (`foreign_tasks`)."""
     messages: str
-    """Set: the names of messages of which a run has begun (`worker.foreign`)."""
+    """Set: the names of messages of which a run has begun (`foreign_tasks`)."""
 
     @property
     def of_begin(self) -> tuple[str, str, str, str]:

@@ -36,7 +36,7 @@ from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.foreign.tasks import Deaths, ForeignTasks
+from petiole.tasks.worker.foreign_tasks import Deaths, ForeignTasks
 from petiole.tasks.worker.generation import counting
 from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.generation.driver import JobDriver, Services

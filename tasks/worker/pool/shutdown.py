@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from petiole.tasks.worker.foreign.tasks import ForeignTasks
+from petiole.tasks.worker.foreign_tasks import ForeignTasks
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.generation.job import State
