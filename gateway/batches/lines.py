@@ -15,7 +15,7 @@ import msgspec
 
 from petiole.contract.errors import shorten
 from petiole.gateway.batches.kinds import KINDS, Answer, BatchEndpoint
-from petiole.gateway.core import tenant
+from petiole.gateway.core import caller
 from petiole.gateway.core.caller import ANYBODY, Caller, as_caller
 from petiole.gateway.core.failures import Failure, failure_of, invalid
 from petiole.gateway.core.foreign import unknown
@@ -58,9 +58,9 @@ class BatchLines:
     def work(self, row: Row) -> RowWork:
         plan, answer, ignored = self._plan(row)
         where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
-        submission = tenant.submission(self._caller, where)
+        submission = caller.submission(self._caller, where)
         calls = [
-            RowTask(f"tasks.{call.task}", {**tenant.options(self._caller, call.options), **submission})
+            RowTask(f"tasks.{call.task}", {**caller.options(self._caller, call.options), **submission})
             for call in plan.calls
         ]
         return RowWork(calls, partial(_line, row, replace(plan, calls=()), answer, ignored))

@@ -1,7 +1,6 @@
 """What is pure: no input, no output, no clock.
 
-    caller          who asks: a tenant, by one of its keys
-    tenant          what a tenant's tasks have in common: salt, priority, name
+    caller          who asks: a tenant, by one of its keys; what its tasks have in common: salt, priority, name
     requests        what the requests of all interfaces share
     record          what was asked, and which tasks answer it: the other half of an answer is their logs
     task_plan       what a request becomes: a record, and the tasks to submit

@@ -2,22 +2,28 @@
 
 The caller is a context variable, so it reaches whatever a request touches without being handed on: records and
 what is kept beside them lie under the tenant's name, the catalogue shows the models that the tenant may ask for,
-and a submission gets the tenant's salt, queue and priority. A room that is written tomorrow is separated, too."""
+and a submission gets the tenant's salt, queue and priority, by `options` and `submission`. A room that is written
+tomorrow is separated, too."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from petiole import json_text
+from petiole.tasks.keys import TENANT_HEADER
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
 
+NOTHING: Mapping[str, Any] = {}
 NAME = r"[A-Za-z0-9_-]{1,64}"
 """The form of a tenant's name."""
 
@@ -201,3 +207,24 @@ def as_caller(who: Caller, made: ClientRequest | None = None) -> Iterator[dict[s
         _caller.reset(tokens[0])
         _told.reset(tokens[1])
         _request.reset(tokens[2])
+
+
+def options(asks: Caller, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a task. The tenant's salt and the client's own make one salt, which nobody else can name."""
+    if not asks.tenant.salt:
+        return dict(given)
+    own = str(given.get("salt", ""))
+    return {**given, "salt": hashlib.sha256(f"{asks.tenant.salt}\0{own}".encode()).hexdigest()}
+
+
+def submission(asks: Caller, given: Mapping[str, Any], headers: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """The options of a submission, with these headers. No task of a tenant is more urgent than its priority."""
+    if not asks.name:
+        return dict(given)
+    found = {**given, "headers": {**given.get("headers", {}), **headers, TENANT_HEADER: asks.name}}
+    most = asks.tenant.priority
+    if most is None:
+        return found
+    if scheme(settings().broker_url) in RABBITMQ:  # there 9 is first
+        return {**found, "priority": min(9 - most, given.get("priority", 9))}
+    return {**found, "priority": max(most, given.get("priority", 0))}

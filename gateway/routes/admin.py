@@ -17,8 +17,8 @@ from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving import request_body
 from petiole.gateway.serving.answering import json_answer
 from petiole.gateway.serving.auth import api_keys, budgets, key_list, manage
+from petiole.gateway.serving.auth.callers import Handler, needing
 from petiole.gateway.serving.auth.key_list import ChangeKey, ChangeTenant, CreateKey
-from petiole.gateway.serving.auth.rights import Handler, needing
 from petiole.gateway.serving.retry import failure_of
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import InvalidRequest, PetioleError

@@ -16,7 +16,7 @@ from petiole.gateway.core.failures import LATE, Failure, invalid, unavailable
 from petiole.gateway.core.requests import RequestBody
 from petiole.gateway.serving import request_body
 from petiole.gateway.serving.auth import rate_limits
-from petiole.gateway.serving.auth.rights import needing
+from petiole.gateway.serving.auth.callers import needing
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.retry import failure_of, patiently
 from petiole.tasks.fleet import loaded_adapters

@@ -18,7 +18,7 @@ import redis
 from pydantic import ValidationError
 
 from petiole.contract.results.task_result import StreamDelta
-from petiole.gateway.core import caller, tenant
+from petiole.gateway.core import caller
 from petiole.gateway.core.assembly import OutputAssembler, delta_of
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
 from petiole.gateway.core.parts import CollectedOutput
@@ -315,10 +315,10 @@ async def _begun(plan: Plan) -> Generation:
 async def _messages(plan: Plan) -> list[PreparedMessage] | None:
     """The messages of the tasks. None: Celery must submit them. Raises `Failure`."""
     asks, messages = caller.caller(), list[PreparedMessage]()
-    submission = {**tenant.submission(asks, plan.submission), **_where(plan.record)}
+    submission = {**caller.submission(asks, plan.submission), **_where(plan.record)}
     try:
         for call, task_id in zip(plan.calls, plan.record.tasks, strict=True):
-            options = tenant.options(asks, call.options)
+            options = caller.options(asks, call.options)
             template = await templates().of(getattr(definitions, call.task), options, submission)
             if template is None:
                 return None
@@ -345,8 +345,8 @@ async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     where = _where(record)
     submissions = [
         getattr(definitions, call.task).adelay(
-            **tenant.options(asks, call.options),
-            **tenant.submission(asks, plan.submission, held),
+            **caller.options(asks, call.options),
+            **caller.submission(asks, plan.submission, held),
             **where,
             task_id=task_id,
         )

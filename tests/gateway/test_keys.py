@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from petiole.gateway.core import tenant
+from petiole.gateway.core import caller
 from petiole.gateway.core.caller import MOST, Caller, Key, Limits, Tenant
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.openai.responses.conversation_store import LISTED
@@ -261,20 +261,20 @@ def test_a_tenant_is_no_more_urgent_than_it_may_be(url: str, monkeypatch: pytest
     asks = Caller("acme", "", Tenant(salt="x", priority=3))
     first = (lambda number: number) if url.startswith("redis") else (lambda number: 9 - number)
     found = [
-        tenant.submission(asks, given)["priority"]
+        caller.submission(asks, given)["priority"]
         for given in ({}, {"priority": first(0)}, {"priority": first(7)})
     ]
     assert found == [first(3), first(3), first(7)]
-    assert tenant.submission(asks, {"headers": {"a": 1}})["headers"] == {"a": 1, "tenant": "acme"}
+    assert caller.submission(asks, {"headers": {"a": 1}})["headers"] == {"a": 1, "tenant": "acme"}
     settings.cache_clear()
 
 
 def test_salts_of_tenants_meet_nowhere() -> None:
     """Neither with a salt of the client's own, nor with one that is made like another tenant's."""
     acme, globex = (Caller(name, "", Tenant(salt=salt)) for name, salt in (("acme", "a"), ("globex", "ab")))
-    of_acme = tenant.options(acme, {})["salt"]
+    of_acme = caller.options(acme, {})["salt"]
     tried = ["", "a", "a\0", of_acme, "\0", "b"]
-    found = [tenant.options(asks, {"salt": salt})["salt"] for asks in (acme, globex) for salt in tried]
+    found = [caller.options(asks, {"salt": salt})["salt"] for asks in (acme, globex) for salt in tried]
     assert len(set(found)) == len(found)
     assert of_acme not in found[1:]
     assert max(map(len, found)) <= 256

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Scope
 
-from petiole.gateway.core.caller import ANYBODY, Caller
+from petiole.gateway.core.caller import ANYBODY, Caller, caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.serving.auth import api_keys
 from petiole.gateway.serving.auth.api_keys import digest_of, name_of
@@ -21,6 +24,8 @@ from petiole.tasks.settings import invalid, settings
 
 if TYPE_CHECKING:
     from petiole.gateway.serving.auth.web_tokens import Tokens
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 KNOWN_FOR_S = 5.0
 UNKNOWN_FOR_S = 0.5
@@ -124,3 +129,16 @@ def _tokens() -> Tokens | None:
 
 callers = connections.PerLoop(KeyCache)
 """The running event loop's."""
+
+
+def needing(right: str, handler: Handler) -> Handler:
+    """The handler, for callers with this right: it is asked for before anything else is done. Without keys nobody
+    has any right."""
+
+    async def asked(request: Request) -> Response:
+        if right not in caller().rights:
+            told = f"this needs a key with the right {right}: see `petiole keys set --rights {right}`"
+            raise Failure(403, told, code="missing_right")
+        return await handler(request)
+
+    return asked
