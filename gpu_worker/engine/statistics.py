@@ -39,7 +39,8 @@ def facts_of(limits: ModelLimits, tokenizer: Tokenizer | None, config: EngineCon
 def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
     """The scheduler's counters and gauges. Read without a lock, so the values may come from different instants."""
     state = scheduler.state
-    counters, usage = state.counters, state.manager.usage()
+    counted, usage = asdict(state.counters), state.manager.usage()
+    drafts = counted.pop("speculation")
     return {
         "running": len(state.running) + len(state.prefilling),
         "waiting": len(state.waiting),
@@ -55,19 +56,10 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
         **{name: number for group in usage.groups for name, number in _window_gauges(group)},
         **({} if state.tier is None else state.tier.stats()),
         **({} if usage.states is None else asdict(usage.states, dict_factory=_state_gauges)),
-        "steps": counters.steps,
-        "prefill_steps": counters.prefill_steps,
-        "prompt_tokens": counters.prompt_tokens,
-        "generated_tokens": counters.generated_tokens,
-        "zombie_outputs": counters.zombie_outputs,
-        "preemptions": counters.preemptions,
-        "resets": counters.resets,
-        "image_hits": counters.image_hits,
-        "encode_s": round(counters.encode_s, 4),
-        "finished": counters.finished,
-        "verifications": counters.speculation.verifications,
-        "draft_tokens": counters.speculation.drafted,
-        "accepted_draft_tokens": counters.speculation.accepted,
+        **counted,
+        "verifications": drafts["verifications"],
+        "draft_tokens": drafts["drafted"],
+        "accepted_draft_tokens": drafts["accepted"],
     }
 
 
