@@ -19,11 +19,11 @@ import redis
 from kombu.exceptions import OperationalError
 
 from petiole.tasks.commands.batch import durable
+from petiole.tasks.commands.batch.estimate import Estimate, estimate
 from petiole.tasks.commands.terminal import is_rich
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.submission.batches.api import batch
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.estimate import Estimate, estimate
 from petiole.tasks.submission.batches.progress import Progress, duration, line_of, rich_bar
 from petiole.tasks.submission.batches.rows import formats, sorting
 

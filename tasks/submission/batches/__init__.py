@@ -10,7 +10,6 @@ Each line may import what stands below it.
 
 api              `petiole.batch`: cheap to import
 durable/         a batch that outlives its client: its state in Redis, its runner
-estimate         what a batch would cost, from a sample
 batch            the loop: send, collect, write, forget; cancel; whose process runs it
 ended_rows       rows that have ended: their lines, their results until they are forgotten, the output
 client           tasks and results in Redis, many in a round trip
