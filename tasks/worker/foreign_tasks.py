@@ -29,9 +29,8 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.messages.headers import NESTING
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.traces import carried
-from petiole.tasks.worker.delivery.delivery import Delivery
+from petiole.tasks.worker.delivery.delivery import Delivery, Messages
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
-from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.idempotency import ServerUnavailable
 from petiole.tasks.worker.output.outcomes import forget_frames
 

@@ -24,7 +24,7 @@ from petiole.tasks.app.backend import refuses
 from petiole.tasks.traces import carried
 from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
-from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.delivery.delivery import Messages
 from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
 

@@ -27,8 +27,8 @@ from petiole.tasks.worker import idempotency
 from petiole.tasks.worker.completion.claims import completed
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.threads import Completions
+from petiole.tasks.worker.delivery.delivery import Messages
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.delivery.messages import Messages
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
-"""One message that Celery has delivered. Called by `pool`, `generation`, `completion` and `foreign`.
+"""One message that Celery has delivered. Called by `pool`, `generation`, `completion` and `foreign_tasks`.
 
-delivery       one message, as Celery passes it to the pool, and the ways to settle it
+delivery       one message, as Celery passes it to the pool, and the ways to settle it; all that a task has here
 attempt_spans  the spans of a task's attempts, for traces
 time_limits    the time limits of a generation; `celery control time_limit`
-messages       the messages of one task that this worker has: a message may come again
 mailbox        callbacks for the consumer's thread, which alone may change Celery's state
 revocation     Celery's request and its `revoke`: a revoked task ends in its stream first
 """

@@ -28,9 +28,8 @@ from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.started import store_started
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
-from petiole.tasks.worker.delivery.delivery import Delivery
+from petiole.tasks.worker.delivery.delivery import Delivery, Messages
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import BeginReply

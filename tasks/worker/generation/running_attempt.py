@@ -16,7 +16,7 @@ from petiole.gpu_worker.exceptions import EngineError, HandedBack
 from petiole.gpu_worker.request import Delta, Request, Result
 from petiole.gpu_worker.request.handle import Handle
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
-from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.delivery.delivery import Messages
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.effects import Effects
 from petiole.tasks.worker.generation.engines import EngineLike

@@ -18,7 +18,7 @@ from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, Report
 from petiole.tasks.worker.completion.threads import THREADS, Completions, store_together
-from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.delivery.delivery import Messages
 from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable
 from petiole.tasks.worker.output.outcomes import Outcome, Success, ended
 from tests.support.jobs import RESULT, SUCCESS, delivery_of, nothing

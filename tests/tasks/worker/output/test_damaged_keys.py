@@ -15,7 +15,7 @@ from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
 from petiole.tasks.worker.completion.reports import OtherDelivery
-from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.delivery.delivery import Messages
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from tests.support.jobs import Turned, delivery_of, nothing
