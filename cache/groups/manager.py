@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -18,7 +17,7 @@ from petiole.cache.pages.amounts import PageCounts
 from petiole.cache.pages.page_pool import Pages
 from petiole.cache.pages.page_table import PageTable, RowTable
 from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
-from petiole.cache.prefix.interface import NoPrefixCache, PrefixCache
+from petiole.cache.prefix.interface import NoPrefixCache
 from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, page_boundary
 
 
@@ -27,9 +26,6 @@ class GroupedManager(KVCacheManager):
 
     table: GroupedTable
     has_groups = True
-
-    def __init__(self, table: GroupedTable, cache: PrefixCache[Any]) -> None:
-        super().__init__(table, cache)
 
     # ------------------------------------------------------------ amounts
 

@@ -89,7 +89,7 @@ def compute_mask(
             continue
         assert plan.drafts is not None
         rows = np.zeros((int(outputs[i]), n_words), np.int32)
-        if _try(seq, fail, partial(_fill_drafts, drafts=plan.drafts[i], out=rows)):
+        if _try(seq, fail, partial(fill_draft_masks, drafts=plan.drafts[i], out=rows)):
             indices.extend(range(int(firsts[i]), int(firsts[i] + outputs[i])))
             masks.append(rows)
     for first, mask in _plain_masks(plain, n_words, fail):
@@ -120,10 +120,6 @@ def _plain_masks(
 
 def _fill_at(constraint: ConstraintState, index: int, out: Int32Array) -> None:
     cast(PositionalConstraint, constraint).fill_mask_at(index, out)
-
-
-def _fill_drafts(constraint: ConstraintState, drafts: Sequence[int], out: Int32Array) -> None:
-    fill_draft_masks(constraint, drafts, out)
 
 
 def _try(
