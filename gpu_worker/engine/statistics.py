@@ -39,8 +39,7 @@ def facts_of(limits: ModelLimits, tokenizer: Tokenizer | None, config: EngineCon
 def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
     """The scheduler's counters and gauges. Read without a lock, so the values may come from different instants."""
     state = scheduler.state
-    counted, usage = asdict(state.counters), state.manager.usage()
-    drafts = counted.pop("speculation")
+    counters, usage = state.counters, state.manager.usage()
     return {
         "running": len(state.running) + len(state.prefilling),
         "waiting": len(state.waiting),
@@ -56,10 +55,10 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
         **{name: number for group in usage.groups for name, number in _window_gauges(group)},
         **({} if state.tier is None else state.tier.stats()),
         **({} if usage.states is None else asdict(usage.states, dict_factory=_state_gauges)),
-        **counted,
-        "verifications": drafts["verifications"],
-        "draft_tokens": drafts["drafted"],
-        "accepted_draft_tokens": drafts["accepted"],
+        **{name: number for name, number in asdict(counters).items() if name != "speculation"},
+        "verifications": counters.speculation.verifications,
+        "draft_tokens": counters.speculation.drafted,
+        "accepted_draft_tokens": counters.speculation.accepted,
     }
 
 

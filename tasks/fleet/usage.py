@@ -121,7 +121,7 @@ OTHERS = "(others)"
 
 
 def of_the_busiest(found: Sequence[TenantUsage], most: int) -> list[TenantUsage]:
-    """The usage of the `most` tenants with the most tokens, and the sums of all others by day and model."""
+    """Those of the `most` tenants with the most tokens, and the sums of all others by day and model."""
     tokens, rest = Counter[str](), dict[tuple[str, str], tuple[Counter[str], Counter[str]]]()
     for one in found:
         tokens[one.tenant] += one.sums["prompt"] + one.sums["output"]

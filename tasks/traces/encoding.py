@@ -20,9 +20,9 @@ _KNOWN, _REMOTE = 0x100, 0x200
 """Flags of a span: whether its parent is in another process."""
 _PLAIN: dict[type, str] = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
 _MOST_CHARACTERS = 128
-"""The longest text of a value that is kept."""
+"""Of a value that is kept."""
 _MOST_PARTS = 8
-"""The longest list that is kept."""
+"""Of a list that is kept."""
 
 
 def encode_spans(sdk_spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
