@@ -64,8 +64,9 @@ class SubmittedTask(Task):  # type: ignore[misc]
     ) -> AsyncGeneration:
         """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
         little, and others may still succeed. `bundles`: its message waits for those of others."""
-        collected = contextlib.nullcontext({}) if bundles is None else bundles.collecting(self.app)
-        with collected as of_bundle:
+        together: contextlib.AbstractContextManager[dict[str, Any]]
+        together = contextlib.nullcontext({}) if bundles is None else bundles.collecting(self.app)
+        with together as of_bundle:
             options = {**options, **of_bundle}
             later = getattr(options.get("producer"), "is_collecting", False)
             if later:
