@@ -63,6 +63,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "backend": ("PetioleResultsNotStored", worker(pending_completions=2)),
     "late streams": ("PetioleStreamsLate", worker(streams_behind_s=3.0)),
     "memory": ("PetioleMemoryLow", worker(memory_left_bytes=10)),
+    "disk": ("PetioleDiskNearlyFull", worker(disks={"/kv": 0.04, "/models": 0.06})),
     "crash loop": (
         "PetioleWorkerRestarts",
         {"lives": {"w1": Life(started_at=9_990, starts=9, last_exit="killed")}},
@@ -99,6 +100,12 @@ def test_a_healthy_fleet_has_no_finding() -> None:
 @pytest.mark.parametrize(("name", "fault"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_found_alone(name: str, fault: dict[str, Any]) -> None:
     assert [finding.name for finding in diagnose(replace(HEALTHY, **fault))] == [name]
+
+
+def test_remarks_come_last_and_are_no_problems() -> None:
+    facts = replace(HEALTHY, budgets=[SHARE._replace(used=100)], quarantined=1, **worker(redis_changed_s=30.0))
+    found = [(finding.name, finding.is_problem) for finding in diagnose(facts)]
+    assert found == [("PetioleQuarantine", True), ("PetioleRedisChanged", False), ("PetioleBudgetUsedUp", False)]
 
 
 def test_workers_that_cannot_report_are_not_called_lost() -> None:
