@@ -1,4 +1,4 @@
-"""What a trace costs: tokens a second of a worker that records each trace, in turns with one that records none; and
+"""What a trace costs: tokens a second of a worker that records all, in turns with one that records none; and
 processor time of whoever records spans, with the thread that exports them.
 
 The spans are those of a worker, of a producer and of a reader, sampled at 100 %, and exported over HTTP to a

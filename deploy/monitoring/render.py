@@ -1,8 +1,8 @@
 """`python deploy/monitoring/render.py` writes Grafana's dashboards from the panels declared here.
 
-A panel is a title, a unit of Grafana's, and its queries with their legends. Each query is asked of the fleets that
-are chosen, which `namespace` tells apart. The tests hold that each metric that a fleet and its gateways export is on
-a panel, and that each query is one that Prometheus takes."""
+A panel is a title, a unit of Grafana's, and its queries with their legends. Each query is asked of the fleets
+that are chosen; `namespace` tells them apart. The tests hold that each metric that a fleet and its gateways export
+is on a panel, and that each query is one that Prometheus takes."""
 
 from __future__ import annotations
 

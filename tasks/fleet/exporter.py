@@ -163,7 +163,9 @@ def _usage() -> Iterator[Metric]:
         _add_usage(one, (one.tenant, one.model), tasks, tokens)
     yield from (tasks, tokens)
     tasks = CounterMetricFamily(
-        "petiole_all_usage_requests", "Tasks of all tenants that have ended today, by how.", labels=("model", "end")
+        "petiole_all_usage_requests",
+        "Tasks of all tenants that have ended today, by how.",
+        labels=("model", "end"),
     )
     tokens = CounterMetricFamily(
         "petiole_all_usage_tokens",

@@ -1,9 +1,9 @@
 """Spans in OTLP, as the SDK's exporters encode them, in a third of the time.
 
-Most names and attributes of Petiole's spans are the same in all of them. So each name, and each pair of a key and a
-value, is encoded once by protobuf, and put into a span as bytes: messages that are written one behind the other are
-merged. Long texts, lists and times, which come once, are behind them. What has another form than Petiole's spans is
-encoded by the SDK."""
+Most names and attributes of Petiole's spans are the same in all of them. So each name, and each pair of a key and
+a value, is encoded once by protobuf, and put into a span as bytes: messages that are written one behind the other
+are merged. Long texts, lists and times, which come once, are behind them. What has another form than Petiole's
+spans is encoded by the SDK."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _fill(sent: Any, span: Any) -> None:
         raise ValueError("the span has another form")
     kept, others = [_named(span.name, span.kind)], []
     for key, value in (span.attributes or {}).items():
-        kind = type(value)
+        kind: Any = type(value)
         if kind is int or kind is bool or (kind is str and len(value) <= _MOST_CHARACTERS):
             kept.append(_pair(key, kind, value))
         else:
@@ -73,7 +73,8 @@ def _fill(sent: Any, span: Any) -> None:
 @lru_cache(maxsize=1024)
 def _named(name: str, kind: SpanKind) -> bytes:
     """Name, kind and status of a span, as bytes of it."""
-    found: bytes = Span(name=name, kind=kind.value + 1, status=Status()).SerializeToString()
+    number: Any = kind.value + 1
+    found: bytes = Span(name=name, kind=number, status=Status()).SerializeToString()
     return found
 
 

@@ -41,14 +41,16 @@ RECENT_S = 600.0
 """A failed process whose successor began within this time is a finding."""
 FULL = 0.9
 """The share of `maxmemory` from which on Redis is nearly full."""
+DENIED_SHOWN = 5
+"""Of the commands that a gateway's user may not call."""
 NOBODY = "no worker of Petiole has taken for days: it is misspelt, or another application's"
 
 _ERRORS = (OperationalError, redis.RedisError, OSError)
 
 
 REMARKS = {"PetioleBudgetUsedUp", "PetioleRedisChanged", "VersionsDiffer"}
-"""Findings that need no hand: a limit does what somebody has set it for, a failover has passed, an upgrade is under
-way."""
+"""Findings that need no hand: a limit does what somebody has set it for, a failover has passed, an upgrade is not
+complete."""
 
 
 class Finding(NamedTuple):
@@ -202,7 +204,9 @@ def _of_gateway(gateway: Gateway) -> Iterator[Finding]:
     if gateway.away:
         yield Finding("PetioleGatewayDown", f"{name} does not serve: {gateway.away}")
     if gateway.denied:
-        denied = f"its Redis user may not do this: {', '.join(gateway.denied)}"
+        more = len(gateway.denied) - DENIED_SHOWN
+        others = f", and {more} more, which {gateway.url}/ready names" if more > 0 else ""
+        denied = f"its Redis user may not do this: {', '.join(gateway.denied[:DENIED_SHOWN])}{others}"
         yield Finding("PetioleGatewayRights", f"{name} lacks rights: {denied}")
 
 

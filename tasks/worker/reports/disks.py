@@ -1,6 +1,6 @@
 """How full the disks are that this worker uses: of its tier of KV, of batches' files, of downloaded models.
 
-A look at a disk that another machine has may hang. So a thread of its own looks, and a report has what it saw last."""
+A look at a disk of another machine's may hang. So a thread of its own looks, and a report has what it saw last."""
 
 from __future__ import annotations
 

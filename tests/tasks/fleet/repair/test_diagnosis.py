@@ -124,6 +124,13 @@ def test_a_queue_that_is_not_the_fleets_may_be_another_applications() -> None:
     assert (finding.name, "another application's" in finding.what) == ("PetioleNoWorker", True)
 
 
+def test_of_many_commands_that_a_gateway_may_not_call_some_are_named() -> None:
+    for number, more in ((5, ""), (7, ", and 2 more, which http://g/ready names")):
+        denied = [f"get {i}" for i in range(number)]
+        [finding] = diagnose(replace(HEALTHY, gateways=[GATEWAY._replace(denied=denied)]))
+        assert finding.what.endswith(f"get 3, get 4{more}")
+
+
 def test_a_lost_worker_has_no_other_finding() -> None:
     report = WORKER.model_copy(update={"age_s": 60.0, "state": "paused", "pending_completions": 3})
     found = diagnose(replace(HEALTHY, workers=[report], queues=[]))
