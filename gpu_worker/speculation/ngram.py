@@ -49,13 +49,14 @@ class NgramDrafter:
         self.trust = TRUST_AT_FIRST
 
     def extend(self, tokens: Sequence[int]) -> None:
-        own, behind, longest, shortest = self._tokens, self._behind, self._longest, self._shortest
+        own, behind, longest = self._tokens, self._behind, self._longest
+        skips = range(1 + longest - self._shortest)
         for token in tokens:
-            end, start, gram = len(own), 0, tuple(own[-longest:])
-            while len(gram) >= shortest:
+            end, start, last = len(own), 0, tuple(own[-longest:])
+            for skipped in skips if end >= longest else range(max(0, 1 + end - self._shortest)):
+                gram = last[skipped:]
                 start = start or behind.get(gram, 0)
                 behind[gram] = end
-                gram = gram[1:]
             if start:
                 self.trust += LATEST * ((own[start] == token) - self.trust)
             own.append(int(token))

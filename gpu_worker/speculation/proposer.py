@@ -45,8 +45,11 @@ def behind(launched: Sequence[int], guess: Sequence[int], count: int) -> Sequenc
     """At most `count` tokens of a guess that follow those that a step in flight is expected to yield. guess: of
     the next tokens; launched: the drafts that the step verifies, of which it accepts those that agree with the
     guess."""
-    agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(launched, guess, strict=False))
-    expected = 1 + sum(1 for _ in agreeing)
+    expected = 1
+    for draft, token in zip(launched, guess, strict=False):
+        if draft != token:
+            break
+        expected += 1
     return guess[expected : expected + count]
 
 
