@@ -101,8 +101,8 @@ $examples
 ## Drafts
 
 A head of one layer (`mtp.*`, in the form of Qwen3.5's) drafts the tokens behind the next one, with
-`PETIOLE_SPECULATIVE_TOKENS`. Of the answers to held-out questions it drafts $accepted of the first, the second, the
-third and the fourth token rightly, each behind right ones. Other programs leave it out.
+`PETIOLE_SPECULATIVE_TOKENS`. In answers to held-out questions $accepted of its first, second, third and
+fourth drafts are right, each behind right ones. Other programs leave the head out.
 
 ## The tokenizer
 

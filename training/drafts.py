@@ -61,7 +61,8 @@ class Head(nn.Module):
 
     def passes(self, model: Qwen3, tokens: Tensor, hidden: Tensor, n: int) -> list[Tensor]:
         """What `n` passes make: of each, float32 [batch, length - pass, hidden], whose place p is of the token
-        p + pass + 1. tokens: int64 [batch, length]; hidden: what the model makes of them, [batch, length, hidden]."""
+        p + pass + 1. tokens: int64 [batch, length]; hidden: what the model makes of them, [batch, length,
+        hidden]."""
         made, keys, values = list[Tensor](), list[Tensor](), list[Tensor]()
         for ahead in range(1, n + 1):
             length = tokens.shape[1] - ahead
@@ -133,12 +134,18 @@ def loss_of(model: Qwen3, head: Head, batch: Batch, n_passes: int) -> tuple[Tens
         weights = batch.weights[:, ahead:]
         chosen = weights > 0
         logits, wanted = model.logits(made[chosen]), likely[:, ahead:][chosen]
-        loss = loss + PASS_WEIGHT ** (ahead - 1) * (F.cross_entropy(logits, wanted, reduction="none") * weights[chosen]).sum()
+        loss = (
+            loss
+            + PASS_WEIGHT ** (ahead - 1)
+            * (F.cross_entropy(logits, wanted, reduction="none") * weights[chosen]).sum()
+        )
         shares.append(float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()))
     return loss / batch.weights.sum(), shares
 
 
-def accepted(model: Qwen3, head: Head, texts: Sequence[tuple[Sequence[int], Sequence[int]]], n: int) -> list[float]:
+def accepted(
+    model: Qwen3, head: Head, texts: Sequence[tuple[Sequence[int], Sequence[int]]], n: int
+) -> list[float]:
     """How many of a chain's first, second, ... drafts are accepted on average, of greedy text. texts: prompts, and
     the model's own answers to them."""
     hits, drafted = torch.zeros(n), torch.zeros(n)
@@ -189,7 +196,10 @@ def main() -> None:
         if time.monotonic() - told > 30:
             told = time.monotonic()
             right = " ".join(f"{share:.3f}" for share in shares)
-            print(f"{elapsed * args.minutes:.1f} min step {step} loss {loss:.4f} right {right} {tokens / 1e6:.2f}M", flush=True)
+            print(
+                f"{elapsed * args.minutes:.1f} min step {step} loss {loss:.4f} right {right} {tokens / 1e6:.2f}M",
+                flush=True,
+            )
     add_head(head, args.folder)
 
 

@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=MODEL_FOLDER)
     parser.add_argument("--prompts", type=int, default=300, help="held-out questions a skill")
     parser.add_argument("--bfloat16-prompts", type=int, default=100, help="the same in bfloat16; 0 to skip")
-    parser.add_argument("--drafted-prompts", type=int, default=20, help="held-out questions a skill that are drafted")
+    parser.add_argument(
+        "--drafted-prompts", type=int, default=20, help="held-out questions a skill that are drafted"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--show-wrong", type=int, default=0)
     parser.add_argument("--card", action="store_true", help="write the figures into the folder's README.md")

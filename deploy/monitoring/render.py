@@ -226,7 +226,9 @@ WORKER = Dashboard(
             {
                 "verifications": rate("petiole_spec_decode_num_drafts_total", "worker", BY_WORKER),
                 "drafted": rate("petiole_spec_decode_num_draft_tokens_total", "worker", BY_WORKER),
-                "accepted, steps saved": rate("petiole_spec_decode_num_accepted_tokens_total", "worker", BY_WORKER),
+                "accepted, steps saved": rate(
+                    "petiole_spec_decode_num_accepted_tokens_total", "worker", BY_WORKER
+                ),
             },
         ),
         Panel(

@@ -12,7 +12,6 @@ from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.text import Tokenizer
 
-
 _POSITIONS = 16
 """Places among the drafts of a verification that are counted apart."""
 

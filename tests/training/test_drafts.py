@@ -64,9 +64,13 @@ def test_a_draft_counts_behind_right_ones_alone(folder: Path, monkeypatch: pytes
     """A head that drafts the token by which it is fed: every answer of one token, repeated, holds."""
     model, head = load_folder(folder)[0], load_head(folder)
     monkeypatch.setattr(
-        Head, "passes", lambda self, model, tokens, hidden, n: [model.model.embed_tokens(tokens[:, i:]) for i in range(1, n + 1)]
+        Head,
+        "passes",
+        lambda self, model, tokens, hidden, n: [model.model.embed_tokens(tokens[:, i:]) for i in range(1, n + 1)],
     )
-    monkeypatch.setattr(Qwen3, "logits", lambda self, hidden: (hidden[:, None] == self.model.embed_tokens.weight).all(-1).float())
+    monkeypatch.setattr(
+        Qwen3, "logits", lambda self, hidden: (hidden[:, None] == self.model.embed_tokens.weight).all(-1).float()
+    )
     assert accepted(model, head, [([1, 2], [7, 7, 7, 8])], 2) == pytest.approx([2 / 3, 0.5])
 
 

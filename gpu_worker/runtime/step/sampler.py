@@ -76,8 +76,8 @@ class OutputSampler:
         head: DraftingHead,
         outputs: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """What each row is expected to sample next, as many tokens as are wanted. Each is drawn as the row's output
-        there will be, with the noise of its position: so it is the same token wherever head and model think
+        """What each row is expected to sample next, as many tokens as are wanted. Each is drawn as the row's
+        output there will be, with the noise of its position: so it is the same token wherever head and model think
         alike."""
         after = self._up(following)
         if plan.n:

@@ -82,9 +82,7 @@ def _plan(
     if not drafts:
         return plan
     fed, experts = _mixture(raw, normalised=normalised) if mixed(0) else (_dense(raw), None)
-    return config_keys.with_head(
-        raw, plan, Layer(attention, fed, norm, feed_forward_norm=norm, experts=experts)
-    )
+    return config_keys.with_head(raw, plan, Layer(attention, fed, norm, feed_forward_norm=norm, experts=experts))
 
 
 def _kinds(raw: JsonObject) -> tuple[str, ...]:
