@@ -102,7 +102,7 @@ $examples
 
 A head of one layer (`mtp.*`, in the form of Qwen3.5's) drafts the tokens behind the next one, with
 `PETIOLE_SPECULATIVE_TOKENS`. In answers to held-out questions $accepted of its first, second, third and
-fourth drafts are right, each behind right ones. Other programs leave the head out.
+fourth drafts are right, each behind right ones. transformers leaves the head out.
 
 ## The tokenizer
 

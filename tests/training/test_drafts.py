@@ -1,11 +1,16 @@
 """The head that drafts for petiole-tiny: what it is trained as is what the engine computes."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench.harness.driver import Driver
+from petiole.gpu_worker import EngineConfig
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from training.decode import load_folder
 from training.drafts import Head, accepted, add_head, load_head, loss_of
 from training.evaluate import accepted_drafts
@@ -29,9 +34,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_passes_are_the_drafts_of_the_engine(folder: Path, open_runtime) -> None:
+@pytest.fixture
+def runtimes() -> Iterator[Callable[..., ModelRuntime]]:
+    with ExitStack() as stack:
+
+        def opened(**settings: Any) -> ModelRuntime:
+            runtime = ModelRuntime(
+                EngineConfig(device="cpu", dtype="float32", max_num_seqs=2, num_pages=200, **settings)
+            )
+            stack.callback(runtime.close)
+            return runtime
+
+        yield opened
+
+
+def test_passes_are_the_drafts_of_the_engine(folder: Path, runtimes: Callable[..., ModelRuntime]) -> None:
     (model, _), head = load_folder(folder), load_head(folder)
-    driver = Driver(open_runtime(folder, speculative_tokens=3, dtype="float32"))
+    driver = Driver(runtimes(model=str(folder), speculative_tokens=3))
     sequence = driver.sequence([5, 17, 200, 33, 91, 7, 8])
     output = driver.prefill([sequence])
     for _ in range(3):
@@ -55,7 +74,7 @@ def test_it_learns_what_the_model_says(folder: Path) -> None:
         loss, shares = loss_of(model, head, batch, 2)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     assert len(shares) == 2
 
