@@ -113,7 +113,7 @@ anything else is one token a byte, digits and letters one by one. Any UTF-8 text
 
 Trained from nothing on text that `training/` in Petiole's repository generates, 8.6 million tokens on two busy
 CPU cores in 79 minutes: `python -m training.train`, `python -m training.export`,
-`python -m training.drafts` (20 minutes of one core) and `python -m training.evaluate --card`.
+`python -m training.drafts` (0.6 million tokens more, for the head) and `python -m training.evaluate --card`.
 The first 45 of those minutes were on somewhat wider ranges (same split). No other data, no other model.
 """
 )

@@ -63,13 +63,15 @@ class NgramDrafter:
 
     def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int] | None:
         most = self.worth(price)
+        if not most:
+            return ()
         if launched is None:
             return self.guess(min(count, most))
         n: int = 1 + len(launched.drafts)
         drafts: Sequence[int] = ()
         if n <= self.worth(SURE):  # behind a wrong token all drafts are wrong
             drafts = behind(launched.drafts, self.guess(min(n + count, most)), count)
-        return drafts or (None if self.guess(min(1, most)) else ())
+        return drafts or (None if self.guess(1) else ())
 
     def worth(self, price: float) -> int:
         return worthwhile(self.trust, price)

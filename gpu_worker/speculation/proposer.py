@@ -59,9 +59,11 @@ class Drafter(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """Append the tokens committed since the last call."""
 
+    def worth(self, price: float) -> int:
+        """How many drafts would be worth this price: see `worthwhile`. With 0, nothing is proposed."""
+
     def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int] | None:
         """At most `count` drafts; may be empty. Changes nothing: it may be called again before the next `extend`.
-        price: see `worthwhile`.
 
         launched None: drafts for the next tokens. Otherwise a step is in flight behind the last token: the
         proposal is for the tokens after those that this step is expected to yield, one at least. It may be wrong

@@ -56,7 +56,7 @@ class PlannedDrafts:
 
     def _of(self, seq: ScheduledSequence, price: float, launched: Launched | None) -> Sequence[int] | None:
         """The drafts of a sequence. None: it waits. launched: see `Drafter.propose`."""
-        if seq.drafter is None:
+        if seq.drafter is None or (self._states is None and not seq.drafter.worth(price)):
             return ()
         room = min(self._most - seq.n_repeated, seq.remaining_tokens - 1)
         if self._states is not None:

@@ -17,7 +17,7 @@ TRIED, TRIED_OF = 4, 256
 """So many of so many steps have drafts for the least price. Otherwise, where they are too dear, nothing would show
 that they have become cheaper."""
 
-MEASURED = 5
+MEASURED = 16
 """One step in so many is measured, and those in which drafts are tried. To measure it costs the host something."""
 
 

@@ -184,6 +184,9 @@ def test_accepted_drafts_save_steps() -> None:
         def extend(self, tokens: list[int]) -> None:
             self.at += len(tokens)
 
+        def worth(self, price: float) -> int:
+            return 8
+
         def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int]:
             verified = () if launched is None else launched.drafts
             guesses = self.answer[self.at : self.at + count + 1 + len(verified)]

@@ -80,6 +80,9 @@ class FaultyDrafter:
         if self.fails == "told":
             raise RuntimeError("a broken draft model")
 
+    def worth(self, price: float) -> int:
+        return 8
+
     def propose(self, count: int, price: float, launched: Launched | None = None) -> list[int]:
         if self.fails == "asked" and launched is not None:
             raise RuntimeError("a broken draft model")

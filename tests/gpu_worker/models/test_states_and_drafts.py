@@ -43,6 +43,9 @@ class Guesses:
         def extend(self, tokens: Sequence[int]) -> None:
             self.at += len(tokens)
 
+        def worth(self, price: float) -> int:
+            return 8
+
         def propose(self, count: int, price: float, launched: Launched | None = None) -> list[int]:
             if launched is None:
                 return self.guess(count)

@@ -25,8 +25,8 @@ def payload(rows: int, drafts: int, at: float) -> StepPayload:
 def measured(step_s: float, position_s: float, least: float = 0.0) -> DraftPrice:
     """Steps of 1 to 8 rows with 0 to 3 drafts each, on such a device."""
     price, now = DraftPrice(least), 0.0
-    for i in range(TRIED_OF + TRIED + 1):
-        rows, drafts = 1 + i % 8, i % 4
+    for i in range(16 * TRIED_OF + TRIED + 1):
+        rows, drafts = 1 + i // 16 % 8, i // 16 % 4
         step = payload(rows, drafts, now)
         now += step_s + position_s * rows * (1 + drafts)
         price.on_commit(step, now)

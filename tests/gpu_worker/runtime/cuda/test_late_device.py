@@ -31,6 +31,9 @@ class Guesses:
     def extend(self, tokens: Sequence[int]) -> None:
         pass
 
+    def worth(self, price: float) -> int:
+        return 8
+
     def propose(self, most: int, price: float, launched: Launched | None = None) -> Sequence[int]:
         return [9, 9, 9][:most]
 
