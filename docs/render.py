@@ -461,7 +461,8 @@ def metrics() -> Iterator[tuple[str, str]]:
     for field in reports.WorkerReport.model_fields.values():
         for one in field.metadata:
             if isinstance(one, reports.Exported):
-                yield f"`petiole_{one.name}{'_total' if one.kind == 'counter' else ''}`", one.what
+                by = f" (by `{one.by}`)" if one.by else ""
+                yield f"`petiole_{one.name}{'_total' if one.kind == 'counter' else ''}`{by}", one.what
     for histogram in reports.HISTOGRAMS.values():
         yield f"`petiole_{histogram.name}`", f"Histogram. {histogram.what}"
 

@@ -2,7 +2,8 @@
 
 Every skill is asked `--prompts` held-out questions, drawn as in training, half through the chat template and
 half as plain prompts; an answer counts if it is right to the letter and ends by itself. Twice: with the shipped
-bfloat16 weights widened to float32 (as on a CPU), and with bfloat16 arithmetic (as on a GPU).
+bfloat16 weights widened to float32 (as on a CPU), and with bfloat16 arithmetic (as on a GPU). Of the head that
+drafts it is measured how many of its drafts of those answers hold.
 """
 
 import argparse
@@ -13,14 +14,16 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import card
+from training import card, drafts
 from training.decode import greedy, load_folder
 from training.export import MODEL_FOLDER
 from training.model import Qwen3
 from training.text import dialogue
 from training.text.skills import DRAWS, Example, draw
+from training.text.tokenizer import IM_END_ID
 
 SEED = 20
+LONGEST_DRAFTED, CHAIN = 300, 4
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,24 @@ def accuracy(model: Qwen3, tokenizer: Tokenizer, count: int, show_wrong: int = 0
     return figures
 
 
+def accepted_drafts(folder: Path, count: int) -> list[float]:
+    """Which share of a chain's first, second, ... drafts holds in the greedy answers to `count` held-out questions
+    of each skill."""
+    model, tokenizer = load_folder(folder)
+    questions = [question for skill in DRAWS for question in held_out(skill, count)]
+    prompts = [tokenizer.encode(question.text).ids for question in questions]
+    said = [[*answer, IM_END_ID] for answer in greedy(model, prompts, LONGEST_DRAFTED)]
+    return drafts.accepted(model, drafts.load_head(folder), list(zip(prompts, said, strict=True)), CHAIN)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=MODEL_FOLDER)
     parser.add_argument("--prompts", type=int, default=300, help="held-out questions a skill")
     parser.add_argument("--bfloat16-prompts", type=int, default=100, help="the same in bfloat16; 0 to skip")
+    parser.add_argument(
+        "--drafted-prompts", type=int, default=20, help="held-out questions a skill that are drafted"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--show-wrong", type=int, default=0)
     parser.add_argument("--card", action="store_true", help="write the figures into the folder's README.md")
@@ -95,7 +111,8 @@ def main() -> None:
         narrow = accuracy(*load_folder(args.folder, torch.bfloat16), args.bfloat16_prompts)
     if args.card:
         parameters = sum(weight.numel() for weight in load_folder(args.folder)[0].parameters())
-        (args.folder / "README.md").write_text(card.render(parameters, wide, narrow))
+        held = accepted_drafts(args.folder, args.drafted_prompts)
+        (args.folder / "README.md").write_text(card.render(parameters, wide, narrow, held))
 
 
 if __name__ == "__main__":

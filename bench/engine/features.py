@@ -237,26 +237,31 @@ def constrained(bench: Bench) -> None:
 
 
 def speculative(bench: Bench) -> None:
-    """Prompt lookup against one token a step, where the output repeats itself and where it does not."""
+    """Prompt lookup, and the head of petiole-tiny, against one token a step, where the output repeats itself and
+    where it does not."""
     asked = {"new": "Count from 101 to 160.", "repeated": "Repeat after me: " + "the quick lantern, " * 3}
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(TINY))
+        drafters = {"by prompt lookup": "ngram", "by its head": "mtp", "none": "off"}
         engines = {
-            drafts: stack.enter_context(bench.engine(model, TINY, speculative_tokens=drafts, prefix_cache="off"))
-            for drafts in (4, 0)
+            by: stack.enter_context(
+                bench.engine(model, TINY, speculative_tokens=4, drafts=drafts, prefix_cache="off")
+            )
+            for by, drafts in drafters.items()
         }
         options = SamplingParams(max_tokens=bench.pick(16, 200), temperature=0, ignore_eos=True)
-        for (what, text), batch in itertools.product(asked.items(), bench.pick((1,), (1, 8))):
+        cases = itertools.product(asked.items(), bench.pick((1,), (1, 8, 64)), list(drafters)[:2])
+        for (what, text), batch, by in cases:
             requests = [Request(prompt=text, sampling=options)] * batch
 
-            def rate(drafts: int, requests: list[Request] = requests) -> float:
-                return load.at_concurrency(engines[drafts], requests, len(requests)).tokens_per_s
+            def rate(by: str, requests: list[Request] = requests) -> float:
+                return load.at_concurrency(engines[by], requests, len(requests)).tokens_per_s
 
-            before = engines[4].stats()
-            name = f"petiole-tiny, batch {batch}, {what} text: 4 drafts a step by prompt lookup against none"
-            sides = partial(rate, 4), partial(rate, 0)
+            before = engines[by].stats()
+            name = f"petiole-tiny, batch {batch}, {what} text: 4 drafts a step {by} against none"
+            sides = partial(rate, by), partial(rate, "none")
             figure = bench.report.compare(name, "tokens/s", *sides, rounds=bench.pick(2, 9))
-            after = engines[4].stats()
+            after = engines[by].stats()
             drafted, held = (
                 float(after[name]) - float(before[name]) for name in ("draft_tokens", "accepted_draft_tokens")
             )

@@ -224,6 +224,7 @@ class Driver:
             bindings=bindings,
             pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
             following=np.array([_after(s) for s in sequences], dtype=np.int32),
+            ahead=np.full(len(sequences), self.runtime.limits.drafts, dtype=np.int32),
             states=self._states(sequences, starts, bindings, outputs if undecided else ()),
         )
 
@@ -263,7 +264,8 @@ class Driver:
 
     def _grow(self, sequence: Stream) -> list[tuple[int, int, int]]:
         updates = []
-        while not self.runtime.limits.whole_texts and len(sequence.pages) * self._page_size < sequence.length:
+        reached = sequence.length + max(0, self.runtime.limits.drafts - 1)
+        while not self.runtime.limits.whole_texts and len(sequence.pages) * self._page_size < reached:
             page = self._free.popleft()
             updates.append((sequence.row, len(sequence.pages), page))
             sequence.pages.append(page)

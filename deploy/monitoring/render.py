@@ -57,6 +57,13 @@ def of_others(metric: str, by: str) -> str:
     return f"sum by ({by}) ({of_all}) - sum by ({by}) ({metric})"
 
 
+def accepted_drafts(metric: str, by: str) -> str:
+    """Of one verification."""
+    name, groups = f"petiole_spec_decode_num_accepted_tokens{metric}_total", ", ".join(("worker", by)).rstrip(", ")
+    verifications = rate("petiole_spec_decode_num_drafts_total", "worker", BY_WORKER)
+    return f"{rate(name, groups, BY_WORKER)} / on (worker) group_left {verifications}"
+
+
 def of_workers(metric: str, legend: str = "{{worker}}") -> dict[str, str]:
     return {legend: f"{metric}{{{BY_WORKER}}}"}
 
@@ -235,7 +242,17 @@ WORKER = Dashboard(
             {
                 "verifications": rate("petiole_spec_decode_num_drafts_total", "worker", BY_WORKER),
                 "drafted": rate("petiole_spec_decode_num_draft_tokens_total", "worker", BY_WORKER),
-                "accepted": rate("petiole_spec_decode_num_accepted_tokens_total", "worker", BY_WORKER),
+                "accepted, steps saved": rate(
+                    "petiole_spec_decode_num_accepted_tokens_total", "worker", BY_WORKER
+                ),
+            },
+        ),
+        Panel(
+            "Drafts: tokens of a verification, and which place is accepted",
+            "short",
+            {
+                "tokens": f"1 + {accepted_drafts('', '')}",
+                "place {{position}}": accepted_drafts("_per_pos", "position"),
             },
         ),
         Panel(

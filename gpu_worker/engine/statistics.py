@@ -12,6 +12,9 @@ from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.text import Tokenizer
 
+_POSITIONS = 16
+"""Places among the drafts of a verification that are counted apart."""
+
 
 def facts_of(limits: ModelLimits, tokenizer: Tokenizer | None, config: EngineConfig) -> dict[str, Any]:
     """What the model is and takes, as far as its checkpoint says so."""
@@ -59,6 +62,8 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
         "verifications": counters.speculation.verifications,
         "draft_tokens": counters.speculation.drafted,
         "accepted_draft_tokens": counters.speculation.accepted,
+        "tokens_per_verification": round(counters.speculation.mean_length, 4),
+        **{f"accepted_drafts_{i}": n for i, n in enumerate(counters.speculation.accepted_at[:_POSITIONS])},
     }
 
 

@@ -584,6 +584,10 @@ class Pooling:
         return {name: dense.outputs for name, dense in found.items() if dense is not None}
 
 
+LONGEST_CHAIN = 4
+"""Drafts that a head makes one after the other, each of the one before. Few hold behind these."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """A decoder, or with `pooling` a model of texts, which has no head and generates nothing. norm: after the
@@ -620,8 +624,8 @@ class ModelPlan:
 
     @property
     def drafts(self) -> int:
-        """The number of tokens that a head drafts in a step."""
-        return int(self.drafting is not None)
+        """The most tokens that a head drafts in a step."""
+        return 0 if self.drafting is None else LONGEST_CHAIN
 
     @property
     def with_drafting(self) -> ModelPlan:

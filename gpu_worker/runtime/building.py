@@ -120,16 +120,17 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         bank = _new_bank(config, adapted, decoder.dtype, platform) if config.lora_slots else None
         adapters = _new_adapters(config, adapted, decoder.dtype, platform)
         n_rows, place, kinds = rows_of(config), platform.place, decoder.value_tokens
+        n_drafts = drafts_of(config, decoder)
         states = RowStates(
             n_rows,
             info.plan.vocab_size,
             place,
             0 if kinds is None else kinds.width,
-            drafts=decoder.plan.drafts > 0,
+            n_drafts=n_drafts,
         )
         in_doubt = None
         if platform.device.tasks_wait:
-            in_doubt = RowsInDoubt(n_rows, decoder.plan.drafts, repeats=info.plan.keeps_states)
+            in_doubt = RowsInDoubt(n_rows, n_drafts, repeats=info.plan.keeps_states)
         sampler = OutputSampler(
             states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept, in_doubt
         )
@@ -221,7 +222,7 @@ def limits_of(
         device=device.kind,
         batching=config.batching,
         computing=computing,
-        drafts=decoder.plan.drafts,
+        drafts=drafts_of(config, decoder),
         goes_ahead=goes_ahead,
     )
 
@@ -229,6 +230,11 @@ def limits_of(
 def rows_of(config: EngineConfig) -> int:
     """Rows of the page table. Row 0 is reserved."""
     return config.max_num_seqs + 1
+
+
+def drafts_of(config: EngineConfig, decoder: Decoder) -> int:
+    """How many tokens a head drafts at most behind each step. config: decided."""
+    return 0 if decoder.drafting is None else config.speculative_tokens
 
 
 def side_inputs(decoder: Decoder) -> frozenset[str]:
@@ -351,7 +357,7 @@ def _new_slot(
     host: dict[str, HostArray] = {
         "token_ids": device.host_buffer((n_outputs,), torch.int32),
         "accepted": device.host_buffer((n_rows,), torch.int32),
-        "drafts": device.host_buffer((n_rows, 1), torch.int32),
+        "drafts": device.host_buffer((n_rows, config.speculative_tokens), torch.int32),
     }
     host |= {name: side.host_buffer(device, n_outputs) for name, side in sides.items()}
     return DecodeSlot(slot_id, stream, RenderBuffer(host, copying), Staging())

@@ -83,7 +83,7 @@ def log_drafts(config: EngineConfig, model: ModelPlan) -> None:
         logger.warning("drafts=mtp changes nothing without speculative_tokens")
     elif 0 < model.drafts < config.speculative_tokens:
         given = config.speculative_tokens
-        logger.info("speculative_tokens=%d: the model's head drafts %d token a step", given, model.drafts)
+        logger.info("speculative_tokens=%d: the model's head drafts %d tokens a step", given, model.drafts)
 
 
 def int8_inputs(config: EngineConfig, platform: Platform) -> bool:

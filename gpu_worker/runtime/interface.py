@@ -165,6 +165,8 @@ class StepBatch:
                 begins at `starts` if all are accepted. Else it begins as many positions before as are rejected; a
                 row with states begins at the state before the drafts, and repeats those that are accepted before
                 its first input. None if all rows begin at `starts`
+    ahead:      int32 [B], how many tokens the runtime drafts behind each row's last valid output, if the row has
+                outputs. `pages` has a page for each position that it needs for them. None: it drafts none
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
@@ -199,6 +201,7 @@ class StepBatch:
     pages: PageUpdates
     following: Int32Array | None = None
     in_doubt: Int32Array | None = None
+    ahead: Int32Array | None = None
     side_inputs: Mapping[str, Int32Array] = field(default_factory=dict)
     pending_sides: Mapping[str, Int32Array] = field(default_factory=dict)
     kept: Mapping[str, Sequence[KeptInput]] = field(default_factory=dict)
@@ -244,8 +247,8 @@ class StepOutput:
     token_ids: int32 [O], in batch order
     accepted:  int32 [B], the number of valid outputs of row i: 1 for a decode or final chunk, 0 if none was
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
-    drafts:    int32 [B, `ModelLimits.drafts`], what the runtime expects after the last valid output of row i;
-               arbitrary for a row without outputs. None if it drafts nothing
+    drafts:    int32 [B, `ModelLimits.drafts`], what the runtime expects after the last valid output of row i,
+               `StepBatch.ahead[i]` tokens; the others are arbitrary. None if it drafts nothing
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
     scored_logprobs, scored_ids, scored_top: the same of the tokens that are scored, [S] and [S,
@@ -350,8 +353,8 @@ class ModelLimits:
     so. `pictures`: turns pictures into what is encoded, or None. `processor`: turns skill calls into prompts, or
     None. `files`: which files of this machine the weights are from. `batching`: the meaning of settings of 0, on
     this device and with this memory. `computing`: for operators alone. `drafts`: how many
-    tokens each step drafts for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it takes
-    steps of rows in doubt, and DRAFTED."""
+    tokens a step drafts at most for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it
+    takes steps of rows in doubt, and DRAFTED."""
 
     model: str
     fingerprint: str

@@ -157,7 +157,7 @@ class ModelRuntime:
         known = {} if plan.drafts is not None else {"accepted": batch.outputs}
         if plan.drafts is not None:
             lengths["accepted"] = batch.size
-        if plan.following is not None and plan.n:
+        if batch.ahead is not None and (batch.ahead * batch.outputs).any():
             lengths["drafts"] = batch.size
         lengths |= dict.fromkeys(self._sides, plan.n)
         if plan.top_logprobs is not None:

@@ -49,7 +49,8 @@ class StepPlan:
     """The sequences of the next step and the number of positions to compute for each.
 
     `lengths`: 1 + number of repeated inputs and drafts, or the size of a prompt's chunk; None if each is 1, a
-    decode. `drafts`: draft tokens, empty for a sequence without drafts; None if nobody has any. `n_chunks`: how
+    decode. `drafts`: draft tokens, empty for a sequence without drafts; None if nobody has any. `ahead`: how many
+    tokens the runtime is to draft behind each; None if it drafts none. `n_chunks`: how
     many sequences, at the end of the list, have a chunk of their prompt computed; the others decode or verify.
     `images`: the images of an encode, which has no sequences: (the image's sequence, the position where it
     begins)."""
@@ -59,6 +60,7 @@ class StepPlan:
     drafts: Drafts | None = None
     n_chunks: int = 0
     images: Sequence[tuple[ScheduledSequence, int]] = ()
+    ahead: Sequence[int] | None = None
 
     @property
     def kind(self) -> StepKind:
@@ -95,6 +97,7 @@ class StepPlan:
             drafts=drafts if ragged else None,
             n_chunks=n_chunks,
             images=[(seq, begin) for seq, begin in self.images if seq in members],
+            ahead=None if self.ahead is None else [self.ahead[i] for i in kept],
         )
 
     def beside(self, chunks: StepPlan) -> StepPlan:
@@ -127,17 +130,25 @@ def payload_of(step: LaunchHandle[ScheduledSequence] | PendingCommit[ScheduledSe
 
 
 def make_batch(
-    plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable, in_doubt: Int32Array | None = None
+    plan: StepPlan,
+    starts: Int32Array,
+    rows: Int32Array,
+    table: PageTable,
+    in_doubt: Int32Array | None = None,
+    ahead: Int32Array | None = None,
 ) -> StepBatch:
     """The batch of a plan whose pages are reserved and whose operations are scheduled. `starts`: int32 [B], the
-    first position of each operation; `in_doubt`: see `StepBatch`."""
+    first position of each operation; `in_doubt`, `ahead`: see `StepBatch`."""
     n = len(plan.sequences)
+    ones = _constant(n, 1)
+    lengths = ones if plan.lengths is None else np.array(plan.lengths, np.int32)
+    reached = lengths if ahead is None or ahead.max() < 2 else lengths + np.maximum(ahead - 1, 0)
     if plan.lengths is None:
-        ones, pending = _constant(n, 1), _constant(n, PENDING)
-        pages = page_updates(table, rows, starts, ones, _constant(0, 0))
-        return StepBatch(plan.kind, rows, starts, ones, pending, ones, pending, [], pages, in_doubt=in_doubt)
-    batch = _ragged_batch(plan, starts, np.array(plan.lengths, np.int32), rows, table)
-    return batch if in_doubt is None else replace(batch, in_doubt=in_doubt)
+        pending, pages = _constant(n, PENDING), page_updates(table, rows, starts, reached, _constant(0, 0))
+        batch = StepBatch(plan.kind, rows, starts, ones, pending, ones, pending, [], pages)
+    else:
+        batch = _ragged_batch(plan, starts, lengths, reached, rows, table)
+    return batch if in_doubt is None and ahead is None else replace(batch, in_doubt=in_doubt, ahead=ahead)
 
 
 def encode_batch(images: Sequence[EncodeInput]) -> StepBatch:
@@ -155,11 +166,16 @@ def _constant(n: int, value: int) -> Int32Array:
 
 
 def _ragged_batch(
-    plan: StepPlan, starts: Int32Array, lengths: Int32Array, rows: Int32Array, table: PageTable
+    plan: StepPlan,
+    starts: Int32Array,
+    lengths: Int32Array,
+    reached: Int32Array,
+    rows: Int32Array,
+    table: PageTable,
 ) -> StepBatch:
     """A batch of any operations. The inputs of a chunk are tokens of the prompt; the inputs of other operations
     are the pending token and its drafts, behind those that are repeated. A final chunk samples one token, except
-    in a recompute, where the known tail is the next input."""
+    in a recompute, where the known tail is the next input. reached: [B], the positions that need a page."""
     pending = np.full(len(plan.sequences), PENDING, np.int32)
     n_decodes, bindings, following = plan.n_decodes, list[RowBinding](), pending.copy()
     drafts = plan.drafts or [()] * n_decodes
@@ -187,7 +203,7 @@ def _ragged_batch(
         outputs=np.array([seq.newest.max_yield for seq in plan.sequences], np.int32),
         pending=pending,
         bindings=bindings,
-        pages=page_updates(table, rows, starts, lengths, bound_rows),
+        pages=page_updates(table, rows, starts, reached, bound_rows),
         following=following,
         scored=_scored(plan, starts, lengths),
         of_tokens=_of_tokens(plan),

@@ -102,7 +102,7 @@ class Preparation:
                     seq.schedule_speculative(1 + len(plan.drafts[i]), planned=True)
                 else:
                     seq.schedule_decode(planned=True)
-        batch = make_batch(plan, starts, rows, table, before.in_doubt)
+        batch = make_batch(plan, starts, rows, table, before.in_doubt, self._ahead(before, ends))
         for seq, end in zip(plan.chunks, ends[plan.n_decodes :].tolist(), strict=True):
             assert seq.allocation is not None
             # Later launches may reuse this KV, since they run after this step on the device stream.
@@ -116,6 +116,20 @@ class Preparation:
             surely = np.where(before.in_doubt > 0, starts, surely)
         self._made = states.make(table.matrix, rows.astype(np.int64), starts, surely)
         return replace(batch, states=state_updates(states, batch, self._made))
+
+    def _ahead(self, before: _Before, ends: Int32Array) -> Int32Array | None:
+        """How many tokens the runtime drafts behind each operation: one, and more where there are pages, because
+        its layer makes keys and values of all but the last."""
+        plan = self._plan
+        if plan.ahead is None:
+            return None
+        yields = np.array([seq.newest.max_yield for seq in plan.sequences], np.int32)
+        ahead = np.where(yields > 0, np.array(plan.ahead, np.int32), 0)
+        if ahead.max() > 1:
+            ahead = ahead.astype(np.int32)
+            n = self._manager.table.reserve_many(before.rows, ends + np.maximum(ahead - 1, 0))
+            ahead[n:] = np.minimum(ahead[n:], 1)
+        return ahead
 
     def _encode(self) -> StepBatch:
         """Prefills that are launched later may use the images, because they run after this step."""

@@ -21,7 +21,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from petiole.cache import GroupedTable, KVCacheManager
@@ -234,7 +234,7 @@ class Scheduler:
         with self.tracer.span("commit", payload.slot_id, payload.step_id):
             self._apply_all(step, payload, output, now)
             try:
-                self.planner.budget.on_commit(payload, now)
+                self.planner.on_commit(payload, now)
                 for seq in payload.plan.chunks if payload.plan.n_chunks else ():
                     if seq.allocation is not None:
                         seq.allocation.share(seq.kv_position)
@@ -259,7 +259,7 @@ class Scheduler:
             self._score(step, payload.batch.scored.counts.tolist(), output)
         with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
-        drafts: Iterable[list[int]] = itertools.repeat([]) if output.drafts is None else output.drafts.tolist()
+        drafts = _drafted(payload.batch, output)
         end = n_applied = 0
         for seq, sampled, n_valid, drafted in zip(step.sequences, outputs, accepted, drafts, strict=False):
             offset, end, outstanding = end, end + sampled, None
@@ -349,7 +349,7 @@ class Scheduler:
         seq.discard()
         self.state.settle(seq)
 
-    def _extend(self, seq: ScheduledSequence, fresh: list[int], drafted: list[int]) -> None:
+    def _extend(self, seq: ScheduledSequence, fresh: list[int], drafted: Sequence[int]) -> None:
         assert seq.drafter is not None
         try:
             seq.drafter.extend(fresh)
@@ -402,6 +402,13 @@ class Scheduler:
         rows = {seq.row for seq in known}
         assert len(rows) == len(known), "two sequences share a row"
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"
+
+
+def _drafted(batch: StepBatch, output: StepOutput) -> Iterable[Sequence[int]]:
+    """What the runtime has drafted behind each row."""
+    if output.drafts is None or batch.ahead is None:
+        return itertools.repeat(())
+    return [made[:n] for made, n in zip(output.drafts.tolist(), batch.ahead.tolist(), strict=True)]
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:

@@ -211,10 +211,10 @@ class SchedulableSequence:
         if outstanding[-1] is _DECODE:  # after a decode there is exactly one tail token
             yields = 1 if len(outstanding) == 1 else self.outstanding_yield
             return len(self.generated) + yields < self.max_output_tokens
+        if outstanding[-1].state is SequenceState.SPECULATIVE_SCHEDULED:
+            return self.goes_ahead and self.remaining_tokens > 0
         if self.is_prefilling or self.remaining_tokens <= 0:
             return False
-        if self.state is SequenceState.SPECULATIVE_SCHEDULED:
-            return self.goes_ahead
         return self.tail_tokens + self.outstanding_yield == self.scheduled_position - self.kv_position + 1
 
     def tokens(self, start: int = 0, stop: int | None = None) -> IntArray:

@@ -10,12 +10,13 @@ would have been sampled in its place. Preparation gives a sequence its drafter; 
 
 from petiole.gpu_worker.speculation.head import HeadDrafter, HeadProposer
 from petiole.gpu_worker.speculation.ngram import NgramDrafter, NgramProposer
-from petiole.gpu_worker.speculation.proposer import Drafter, Proposer, SpeculationStats
+from petiole.gpu_worker.speculation.proposer import Drafter, Launched, Proposer, SpeculationStats
 
 __all__ = [
     "Drafter",
     "HeadDrafter",
     "HeadProposer",
+    "Launched",
     "NgramDrafter",
     "NgramProposer",
     "Proposer",

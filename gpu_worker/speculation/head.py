@@ -1,15 +1,18 @@
 """Drafts that the runtime makes: a head of the model drafts behind the sampling of each step.
 
-The runtime drafts in every step, so its drafts after the last committed token are always known. Those behind a
-step in flight stay where they are made, and the next step reads them there. What is left to do here is to count
-how often they were right: drafts that are wrong are not worth a verification."""
+How many it makes behind a step is decided when that step is planned, by how often its drafts were right: as many
+as will be worth their price. Those behind a step in flight stay where they are made, and the next step reads them
+there. The drafts of a sequence that is worth none are tried again now and then."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, worthwhile
+
+TRIED = 16
+"""A sequence that is worth no draft has one made for each so many of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +26,35 @@ class HeadProposer:
 
 
 class HeadDrafter:
-    """The drafts after the last committed token of one sequence. `trust`: as in `ngram`."""
+    """The drafts after the last committed token of one sequence. `trust`: as in `ngram`, of drafts behind right
+    ones."""
 
-    __slots__ = ("_drafts", "_unseen", "trust")
+    __slots__ = ("_drafts", "_n_tokens", "_unseen", "trust")
 
     def __init__(self, unseen: Sequence[int] = ()) -> None:
         self._unseen = unseen
         self._drafts: Sequence[int] = ()
+        self._n_tokens = 0
         self.trust = TRUST_AT_FIRST
 
     def extend(self, tokens: Sequence[int]) -> None:
-        if len(self._drafts) and len(tokens):
-            self.trust += LATEST * ((self._drafts[0] == tokens[0]) - self.trust)
+        self._n_tokens += len(tokens)
+        for draft, token in zip(self._drafts, tokens, strict=False):
+            self.trust += LATEST * ((draft == token) - self.trust)
+            if draft != token:
+                break
         self._drafts = ()
 
     def offer(self, drafts: Sequence[int]) -> None:
         self._drafts = drafts
 
-    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
-        count = min(count, worthwhile(self.trust))
-        return self._drafts[:count] if launched is None else self._unseen[:count]
+    def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int]:
+        count = min(count, self.worth(price))
+        return self._drafts[:count] if launched is None else self._unseen[: min(count, launched.made)]
+
+    def worth(self, price: float) -> int:
+        return worthwhile(self.trust, price)
+
+    def wanted(self, count: int, price: float) -> int:
+        is_tried = price < 1 and self._n_tokens % TRIED == 0
+        return min(count, max(self.worth(price), is_tried))

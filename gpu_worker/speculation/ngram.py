@@ -6,14 +6,14 @@ continues with its own tokens, so a short period is repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore each new token, also of the prompt, is compared with the draft for
 its place, even if that draft was not proposed. The recent hit rate (`trust`) decides how many drafts are proposed:
-as many as are likely to be accepted together, and none for text without repetitions."""
+as many as are worth their price, and none for text without repetitions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, behind, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, behind, worthwhile
 
 SURE = 0.9
 """The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
@@ -49,32 +49,35 @@ class NgramDrafter:
         self.trust = TRUST_AT_FIRST
 
     def extend(self, tokens: Sequence[int]) -> None:
-        own, behind, longest, shortest = self._tokens, self._behind, self._longest, self._shortest
+        own, behind, longest = self._tokens, self._behind, self._longest
+        skips = range(1 + longest - self._shortest)
         for token in tokens:
-            end, start, gram = len(own), 0, tuple(own[-longest:])
-            while len(gram) >= shortest:
+            end, start, last = len(own), 0, tuple(own[-longest:])
+            for skipped in skips if end >= longest else range(max(0, 1 + end - self._shortest)):
+                gram = last[skipped:]
                 start = start or behind.get(gram, 0)
                 behind[gram] = end
-                gram = gram[1:]
             if start:
                 self.trust += LATEST * ((own[start] == token) - self.trust)
             own.append(int(token))
 
-    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+    def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int] | None:
+        most = self.worth(price)
+        if not most:
+            return ()
         if launched is None:
-            return self.guess(min(count, self.worthwhile))
-        if 1 + len(launched) > self.presumable:
-            return []
-        return behind(launched, self.guess(min(1 + len(launched) + count, self.worthwhile)), count)
+            return self.guess(min(count, most))
+        n: int = 1 + len(launched.drafts)
+        drafts: Sequence[int] = ()
+        if n <= self.worth(SURE):  # behind a wrong token all drafts are wrong
+            drafts = behind(launched.drafts, self.guess(min(n + count, most)), count)
+        return drafts or (None if self.guess(1) else ())
 
-    @property
-    def worthwhile(self) -> int:
-        return worthwhile(self.trust)
+    def worth(self, price: float) -> int:
+        return worthwhile(self.trust, price)
 
-    @property
-    def presumable(self) -> int:
-        """How many tokens in flight may be taken for known. Behind a wrong one all drafts are wrong."""
-        return worthwhile(self.trust, SURE, most=0.9999)
+    def wanted(self, count: int, price: float) -> int:
+        return 0
 
     def offer(self, drafts: Sequence[int]) -> None:
         """Nothing: its drafts are its own."""

@@ -2,8 +2,8 @@
 
 An engine has one `Proposer`, each sequence one `Drafter`. The scheduler passes every committed token to the
 drafter and requests drafts when it plans a step of the sequence: `extend` feeds it, `propose` returns the
-drafts that are ready. A runtime that drafts itself (`ModelLimits.drafts`) sends its drafts with each step, and
-`offer` passes them on.
+drafts that are ready. A runtime that drafts itself (`ModelLimits.drafts`) sends as many with each step as were
+`wanted`, and `offer` passes them on.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import itertools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -23,19 +23,33 @@ TRUST_AT_FIRST = 0.6
 LATEST = 1 / 8
 """The weight of the latest draft in a drafter's `trust`, a moving average of how many of its drafts were right."""
 
+MOST_TRUST = 0.9999
+"""A higher trust counts as this."""
 
-def worthwhile(trust: float, probability: float = 0.5, most: float = 0.99) -> int:
-    """The number of drafts that are all accepted with at least this probability. most: a higher trust counts as
-    this."""
-    return 0 if trust < probability else int(math.log(probability) / math.log(min(trust, most)))
+
+def worthwhile(trust: float, price: float) -> int:
+    """The number of drafts that are worth their price: the first n are all right with the probability trust**n,
+    which is above it."""
+    return 0 if trust <= price else int(math.log(price) / math.log(min(trust, MOST_TRUST)))
+
+
+class Launched(NamedTuple):
+    """What is in flight of a sequence: the drafts that its newest step verifies, and how many the runtime makes
+    behind that step."""
+
+    drafts: Sequence[int] = ()
+    made: int = 0
 
 
 def behind(launched: Sequence[int], guess: Sequence[int], count: int) -> Sequence[int]:
     """At most `count` tokens of a guess that follow those that a step in flight is expected to yield. guess: of
     the next tokens; launched: the drafts that the step verifies, of which it accepts those that agree with the
     guess."""
-    agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(launched, guess, strict=False))
-    expected = 1 + sum(1 for _ in agreeing)
+    expected = 1
+    for draft, token in zip(launched, guess, strict=False):
+        if draft != token:
+            break
+        expected += 1
     return guess[expected : expected + count]
 
 
@@ -45,12 +59,18 @@ class Drafter(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """Append the tokens committed since the last call."""
 
-    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+    def worth(self, price: float) -> int:
+        """How many drafts would be worth this price: see `worthwhile`. With 0, nothing is proposed."""
+
+    def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int] | None:
         """At most `count` drafts; may be empty. Changes nothing: it may be called again before the next `extend`.
 
-        launched None: drafts for the next tokens. Otherwise a step is in flight behind the last token, with these
-        drafts: the proposal is for the tokens after those that this step is expected to yield, one at least. It
-        may be wrong about them, and then its drafts are rejected."""
+        launched None: drafts for the next tokens. Otherwise a step is in flight behind the last token: the
+        proposal is for the tokens after those that this step is expected to yield, one at least. It may be wrong
+        about them, and then its drafts are rejected. None: there will be drafts once these tokens are known."""
+
+    def wanted(self, count: int, price: float) -> int:
+        """How many drafts, at most `count`, the runtime is to make behind the next step, if it drafts."""
 
     def offer(self, drafts: Sequence[int]) -> None:
         """What the runtime drafted after all tokens that were committed."""
@@ -64,11 +84,22 @@ class Proposer(Protocol):
 @dataclass(slots=True)
 class SpeculationStats:
     """Counts of drafted and accepted tokens, and of sequences' verifications. A verification yields one token more
-    than it accepts drafts."""
+    than it accepts drafts. by_accepted: how many verifications have accepted 0, 1, 2, ... drafts."""
 
     verifications: int = 0
     drafted: int = 0
     accepted: int = 0
+    by_accepted: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """How many verifications have accepted their first draft, their second, ..."""
+        return list(itertools.accumulate(self.by_accepted[:0:-1]))[::-1]
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a verification yields, 0 before the first one."""
+        return 1 + self.accepted / self.verifications if self.verifications else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -80,10 +111,14 @@ class SpeculationStats:
         self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
+        if accepted >= len(self.by_accepted):
+            self.by_accepted.extend([0] * (1 + accepted - len(self.by_accepted)))
+        self.by_accepted[accepted] += 1
         if self.drafted // _LOG_EVERY > before:
             logger.info(
-                "speculation: %d drafts, %d accepted, rate %.2f%%",
+                "speculation: %d drafts, %d accepted, rate %.2f%%, %.2f tokens a verification",
                 self.drafted,
                 self.accepted,
                 100 * self.acceptance_rate,
+                self.mean_length,
             )

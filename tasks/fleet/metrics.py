@@ -29,10 +29,13 @@ def declared(
     for field, known in WorkerReport.model_fields.items():
         for metric in known.metadata:
             if isinstance(metric, Exported) and chosen(metric):
-                family = _KINDS[metric.kind](f"{prefix}{metric.name}", metric.what, labels=labels)
+                own = (metric.by,) if metric.by else ()
+                family = _KINDS[metric.kind](f"{prefix}{metric.name}", metric.what, labels=(*labels, *own))
                 for worker in workers:
-                    if (value := getattr(worker, field)) is not None:
-                        family.add_metric(of(worker), value)
+                    value = getattr(worker, field)
+                    for label, number in value.items() if own else [("", value)]:
+                        if number is not None:
+                            family.add_metric((*of(worker), label) if own else of(worker), number)
                 yield family
     for field, shown in HISTOGRAMS.items():
         histogram = HistogramMetricFamily(f"{prefix}{shown.name}", shown.what, labels=labels)

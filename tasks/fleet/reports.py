@@ -58,12 +58,14 @@ def version() -> str:
 class Exported:
     """In the type of a field of `WorkerReport`: the metric that `petiole metrics` makes of the field, by worker
     and model. A field of None has no value. `name` is without `petiole_`, and a counter's without `_total`.
-    `vllm`: vLLM has a metric of this name with the same meaning (`petiole metrics --also vllm`)."""
+    `vllm`: vLLM has a metric of this name with the same meaning (`petiole metrics --also vllm`). `by`: the label
+    of a field that is a dictionary; "": it is a number."""
 
     kind: Literal["gauge", "counter"]
     name: str
     what: str
     vllm: bool = False
+    by: str = ""
 
 
 gauge, counter = partial(Exported, "gauge"), partial(Exported, "counter")
@@ -186,6 +188,15 @@ class WorkerReport(BaseModel):
     accepted_draft_tokens: Annotated[
         int, ENGINE, counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", vllm=True)
     ] = 0
+    accepted_drafts: Annotated[
+        dict[str, int],
+        counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their place among the drafts of a verification, from 0.",
+            vllm=True,
+            by="position",
+        ),
+    ] = {}
     preemptions: Annotated[
         int, ENGINE, counter("num_preemptions", "Requests that were preempted, and computed again.", vllm=True)
     ] = 0

@@ -35,7 +35,7 @@ class Swept:
             (scheduler, "_on_chunk"),
             (scheduler, "_slide"),
             (scheduler.planner, "on_launch"),
-            (scheduler.planner.budget, "on_commit"),
+            (scheduler.planner, "on_commit"),
         ):
             setattr(owner, name, self._watched(getattr(owner, name)))
 

@@ -22,7 +22,8 @@ MAX_MODEL_LEN = 96
 class Bold(NgramDrafter):
     """Drafts, however often they were wrong."""
 
-    worthwhile = presumable = 1024  # type: ignore[assignment]
+    def worth(self, price: float) -> int:
+        return 1024
 
 
 class BoldProposer:
@@ -35,8 +36,8 @@ class BoldProposer:
 class BoldHead(HeadDrafter):
     """Likewise, of what the runtime drafts."""
 
-    def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
-        return (self._drafts if launched is None else self._unseen)[:count]
+    def worth(self, price: float) -> int:
+        return 1024
 
 
 class BoldHeadProposer(HeadProposer):

@@ -386,13 +386,23 @@ class ToyRuntime:
                     counts[token] = counts.get(token, 0) + 1
             staging.accepted[i] = accepted = abs(accepted)
             if outputs:
-                self.rows[row].drafts = self._drafted(staging.states[first + accepted - 1])
-                staging.drafts[i] = self.rows[row].drafts
+                n = 0 if batch.ahead is None else int(batch.ahead[i])
+                self._chain(row, start + len(inputs) - outputs + accepted, n)
+                self.rows[row].drafts = self._drafted(staging.states[first + accepted - 1])[:n]
+                staging.drafts[i] = -1
+                staging.drafts[i, :n] = self.rows[row].drafts
             self.rows[row].start, self.rows[row].repeated = start + len(inputs) - outputs + accepted, []
             if self.limits.snapshots and accepted < outputs:
                 self.rows[row].start = start + len(inputs) - outputs + 1
                 self.rows[row].repeated = drafts[: accepted - 1]
             first += outputs
+
+    def _chain(self, row: int, end: int, n: int) -> None:
+        """What a chain of n drafts leaves at all of its positions but the last: nothing that anybody may read."""
+        for position in range(end, end + n - 1):
+            page = self.table[row, position // self.limits.page_size]
+            assert page, f"row {row} drafts {n} tokens behind {end} without pages"
+            self.kv[page, position % self.limits.page_size] = 0xDEAD
 
     def _drafted(self, state: tuple[int, int, int, int]) -> list[int]:
         """The tokens after the one that was sampled after a state, without masks, of which each is right with a

@@ -9,7 +9,8 @@ from safetensors import safe_open
 
 from tests.support.trials import rest
 from training import card
-from training.decode import greedy, load_folder
+from training.decode import HEAD, greedy, load_folder
+from training.drafts import Head
 from training.evaluate import answers, held_out
 from training.export import MODEL_FOLDER, export
 from training.model import Qwen3, Shape
@@ -45,7 +46,8 @@ def test_the_weights_are_bfloat16_and_fit_the_configuration() -> None:
     assert config["vocab_size"] % 64 == 0
     with safe_open(MODEL_FOLDER / "model.safetensors", "pt") as weights:
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
-        assert set(weights.keys()) == set(Qwen3(Shape()).state_dict())
+        head = {HEAD + name for name in Head(Shape()).state_dict()}
+        assert set(weights.keys()) == {*Qwen3(Shape()).state_dict(), *head}
 
 
 def test_transformers_gives_the_same_logits(tmp_path: Path) -> None:

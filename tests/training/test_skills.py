@@ -132,5 +132,5 @@ def test_a_question_about_the_model_has_one_answer() -> None:
 def test_the_card_has_two_examples_a_skill_and_every_figure() -> None:
     assert card.EXAMPLES.keys() == DRAWS.keys()
     assert all(len(pairs) >= 2 for pairs in card.EXAMPLES.values())
-    text = card.render(2_500_000, dict.fromkeys(DRAWS, (199, 200)), {})
+    text = card.render(2_500_000, dict.fromkeys(DRAWS, (199, 200)), {}, [0.91, 0.8])
     assert text.count("99.5 % of 200") == len(DRAWS)

@@ -334,6 +334,12 @@ def usual_layers(raw: JsonObject, mixer: Attention, sizes: Sequence[int], **more
     return tuple(Layer(mixer=replace(mixer, window=window), **parts) for window in sizes)
 
 
+def with_head(raw: JsonObject, plan: ModelPlan, layer: Layer) -> ModelPlan:
+    """The plan with a head that drafts, if config.json says that its files have one of one layer. layer: its."""
+    n_layers = whole(raw, "mtp_num_hidden_layers", MAX_LAYERS, 0, low=0)
+    return replace(plan, drafting=layer) if n_layers == 1 else plan
+
+
 def usual_plan(raw: JsonObject, layers: tuple[Layer, ...], **more: Any) -> ModelPlan:
     """A decoder of text with these layers. more: fields that differ. Refuses formats of weights that are not
     read."""

@@ -19,6 +19,7 @@ from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention, TextAttention
+from petiole.gpu_worker.runtime.cpu.head import Places, StepHead
 from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder, native_tower
@@ -104,10 +105,11 @@ class CpuExecutor:
             )  # fmt: skip
             if self._text_only:
                 logits = step(features=inputs.kept.get(FEATURES, ()))
-                draft = None
+                head = None
                 if self._decoder.drafting is not None:
-                    draft = partial(self._native.draft, slot_id, positions, rows, rotary)
-                return StepStates(lambda: logits, draft=draft)
+                    known = self._decoder.normed(self._native.made(slot_id))
+                    head = StepHead(self._native.draft, known, Places(rows, positions, rotary))
+                return StepStates(lambda: logits, head=head)
             hidden = self._embed(inputs, token_ids).float()
             logits = step(hidden=hidden, types=types)
             made = hidden[: len(outputs)]
@@ -138,23 +140,27 @@ class CpuExecutor:
         results = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
         if self._drafter is None:
             return results
-        own = replace(
-            attention,
-            cache=self._cache.of_layer(-1),
-            plan=self._drafter.plan.mixers,
-            limits=None,
-            _masks={},
-            _gathered={},
-        )
-        return replace(results, draft=partial(self._draft, every, Forward(turning, own)))
+        head = StepHead(self._draft, self._decoder.normed(every), Places(rows, positions, rotary))
+        return replace(results, head=head)
 
-    def _draft(self, every: Tensor, step: Forward, following: Tensor, at: Tensor) -> Tensor:
-        """See `StepStates.draft`. every: what the layers made of all inputs."""
-        decoder, drafter = self._decoder, self._drafter
+    def _draft(self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Draft`."""
+        decoder, drafter, cache = self._decoder, self._drafter, self._cache
         assert drafter is not None
-        known, embedded = decoder.normed(every), decoder.embed(following)
-        made = drafter.forward(decoder.drafting_inputs(embedded, known), step)
-        return drafter.head_output(made[at]).float()
+        rows, counts = torch.unique_consecutive(places.rows, return_counts=True)
+        attention = PagedAttention(
+            cache=cache.of_layer(-1),
+            plan=drafter.plan.mixers,
+            rows=rows,
+            starts=places.positions[counts.cumsum(0) - counts].int().numpy(),
+            lengths=counts.int().numpy(),
+            slots=[cache.slots(places.rows, places.positions, group) for group in range(len(cache.tables))],
+            progress=self._progress,
+        )
+        turning = places.positions if places.rotary is None else places.rotary
+        inputs = decoder.drafting_inputs(decoder.embed(token_ids), known)
+        made = drafter.forward(inputs, Forward(turning, attention))[at]
+        return drafter.head_output(made).float(), drafter.normed(made)
 
     def _made(self, inputs: StepInputs, logits: Callable[[], Tensor], hidden: Tensor) -> StepStates:
         """hidden: of the outputs, or of all positions where texts are computed whole."""

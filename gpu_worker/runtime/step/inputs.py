@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -104,18 +104,32 @@ class StepInputs:
         return array if len(inputs) == len(array) else array[inputs]
 
 
+class DraftingHead(Protocol):
+    """The head that drafts, behind one step. A chain of drafts is made by `first`, and by `again` for each further
+    one."""
+
+    def first(self, following: Tensor, at: Tensor) -> Tensor:
+        """Keep the layer's keys and values of all inputs. following: int64 [T], the token after each. at: int64
+        [n], ascending, the inputs whose drafts are wanted. Returns their logits, [n, vocab]."""
+        ...
+
+    def again(self, token_ids: Tensor, going: Tensor) -> Tensor:
+        """Draft behind the drafts of the last call. going: int64 [m], ascending, which of those go on; token_ids:
+        int64 [m], what was drawn for them. Returns logits, [m, vocab]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepStates:
     """The results of a forward, valid until the slot's next forward.
 
     logits: returns [O, vocab], in float32 or the model's type. sides: makes the side outputs, by name: sampled
-    tokens, int [O] -> an array [O, ...]. draft: runs the head that drafts, if there is one: the token after each
-    input, int64 [T], and the inputs whose drafts are wanted, int64 [n] -> logits [n, vocab]. All must be called in
-    stream order."""
+    tokens, int [O] -> an array [O, ...]. head: of a model with one that drafts. All must be called in stream
+    order."""
 
     logits: Callable[[], Tensor]
     sides: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
-    draft: Callable[[Tensor, Tensor], Tensor] | None = None
+    head: DraftingHead | None = None
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:

@@ -133,7 +133,8 @@ class OutputPlan:
 class RowStates:
     """The state of all rows. Host methods run on the engine thread, device methods in stream order.
 
-    values_width: numbers of a line, 0 for a model without values. drafts: whether a head drafts behind each step.
+    values_width: numbers of a line, 0 for a model without values. n_drafts: how many
+    tokens a head drafts at most behind each step.
     """
 
     def __init__(
@@ -143,9 +144,9 @@ class RowStates:
         device: torch.device,
         values_width: int = 0,
         *,
-        drafts: bool = False,
+        n_drafts: int = 0,
     ) -> None:
-        self._drafts = drafts
+        self.n_drafts = n_drafts
         self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
         self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
         self._uses = np.zeros(n_rows, dtype=np.int64)  # more room than the flags will ever need
@@ -217,7 +218,7 @@ class RowStates:
             naming = np.flatnonzero(used & Uses.NAMED)
             named = _named_at(naming, [bound.named[i] for i in of[naming].tolist()])
         plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size, named)
-        if self._drafts and batch.kind != "encode":
+        if self.n_drafts and batch.kind != "encode":
             following = following_of(batch, inputs)
             plan = replace(plan, following=following, sampled_inputs=inputs.sampled_inputs)
         if (scored := batch.scored) is None or inputs.scored is None:

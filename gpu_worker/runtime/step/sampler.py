@@ -6,7 +6,7 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.runtime.interface import VALUES, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.in_doubt import RowsInDoubt
-from petiole.gpu_worker.runtime.step.inputs import StepStates
+from petiole.gpu_worker.runtime.step.inputs import DraftingHead, StepStates
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, ScorePlan, Upload, Uses, sampled_with
 from petiole.gpu_worker.runtime.step.sampling import (
     Choose,
@@ -64,8 +64,8 @@ class OutputSampler:
             if plan.n:
                 found = found if plan.sampled is None else found[self._up(plan.sampled)]
                 outputs |= self._sampled(found, plan, batch, states, mask)
-        if states.draft is not None and plan.following is not None:
-            outputs |= self._drafted(plan, plan.following, batch, states.draft, outputs)
+        if states.head is not None and plan.following is not None:
+            outputs |= self._drafted(plan, plan.following, batch, states.head, outputs)
         return outputs
 
     def _drafted(
@@ -73,36 +73,50 @@ class OutputSampler:
         plan: OutputPlan,
         following: npt.NDArray[np.int64],
         batch: StepBatch,
-        draft: Callable[[Tensor, Tensor], Tensor],
+        head: DraftingHead,
         outputs: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """What each row is expected to sample next. It is drawn as the row's next output will be, with the noise
-        of that position: so it is the same token wherever head and model think alike."""
-        after, rows = self._up(following), np.flatnonzero(batch.outputs)
+        """What each row is expected to sample next, as many tokens as are wanted. Each is drawn as the row's
+        output there will be, with the noise of its position: so it is the same token wherever head and model think
+        alike."""
+        after = self._up(following)
         if plan.n:
             after[self._up(plan.sampled_inputs)] = outputs["token_ids"].long()
-        first = (np.cumsum(batch.outputs) - batch.outputs)[rows]
+        wanted = np.zeros_like(batch.outputs) if batch.ahead is None else batch.ahead * (batch.outputs > 0)
+        rows = np.flatnonzero(wanted)
         accepted = outputs["accepted"].numpy() if "accepted" in outputs else batch.outputs
-        last = first + accepted[rows] - 1
-        logits = draft(after, self._up(plan.sampled_inputs[last] if plan.n else last))
-        if not plan.n:
+        last = (np.cumsum(batch.outputs) - batch.outputs + accepted)[rows] - 1
+        logits = head.first(after, self._up(plan.sampled_inputs[last]))
+        if not len(rows):
             return {}
+        drafts, going = np.zeros((batch.size, self._states.n_drafts), np.int32), np.arange(len(rows))
+        for n in range(int(wanted.max())):
+            if n:
+                goes_on = np.flatnonzero(wanted[rows[going]] > n)
+                going = going[goes_on]
+                logits = head.again(self._up(drafts[rows[going], n - 1].astype(np.int64)), self._up(goes_on))
+            drafts[rows[going], n] = self._drawn(logits, plan, last[going], drafts[rows[going], :n]).numpy()
+        if self._in_doubt is not None:
+            self._in_doubt.drafts[batch.rows[rows]] = drafts[rows]
+        return {"drafts": torch.from_numpy(drafts)}
+
+    def _drawn(
+        self, logits: Tensor, plan: OutputPlan, last: npt.NDArray[np.int64], before: npt.NDArray[np.int32]
+    ) -> Tensor:
+        """Draw drafts, int [m]. last: [m], the output that is each row's last; before: [m, n], the drafts behind
+        it."""
+        m, n = before.shape
         own = replace(
             plan,
             rows=plan.rows[last],
             parameters=plan.parameters[last],
-            positions=plan.positions[last] + 1,
+            positions=plan.positions[last] + 1 + n,
             drafts=None,
-            draft_pairs=_NO_PAIRS,
+            draft_pairs=np.stack([np.arange(m).repeat(n), before.reshape(-1)], axis=1).astype(np.int64),
             ends=_NO_PAIRS,
         )
         given = sampled_with(own, self._upload)
-        found = self._choose(self._adjust(logits, given.rows, own, None), given.choice)
-        drafts = torch.zeros((batch.size, 1), dtype=torch.int32)
-        drafts[self._up(rows), 0] = found.int()
-        if self._in_doubt is not None:
-            self._in_doubt.drafts[batch.rows[rows]] = drafts.numpy()[rows]
-        return {"drafts": drafts}
+        return self._choose(self._adjust(logits, given.rows, own, None), given.choice)
 
     def _scores(self, logits: Tensor, plan: ScorePlan) -> dict[str, Tensor]:
         """The log-probabilities of given tokens, without penalties, bias and masks. Piece by piece, because each

@@ -9,16 +9,21 @@ that a constraint could not mask them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from petiole.cache import GroupedTable
 from petiole.gpu_worker.constraints import ConstraintState
-from petiole.gpu_worker.scheduling.batching import payload_of
+from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.planning.candidates import Candidates
+from petiole.gpu_worker.scheduling.priorities.draft_price import DraftPrice
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
+from petiole.gpu_worker.speculation import Launched
+
+ALONE = 0.5
+"""The least price where a sequence waits for its verification: for as long, it has one step in flight, not two."""
 
 
 class PlannedDrafts:
@@ -29,19 +34,29 @@ class PlannedDrafts:
         self._most, self._by_runtime = state.config.speculative_tokens, state.limits.drafts > 0
         table = state.manager.table
         self._states = table.states if isinstance(table, GroupedTable) else None
+        waits = not state.limits.goes_ahead and state.config.pipeline == "on"
+        self.price = DraftPrice(ALONE if waits else 0.0)
 
     def among(
         self, sequences: Sequence[ScheduledSequence], pipeline: PipelineState[ScheduledSequence]
     ) -> tuple[list[ScheduledSequence], list[Sequence[int]]]:
         """The sequences that need not wait, and the drafts of each, which may be none. Changes no sequence."""
-        launched = _launched(pipeline)
-        found = ((seq, self._of(seq, launched.get(seq))) for seq in sequences)
+        launched, price = _launched(pipeline), self.price.of(len(sequences))
+        found = ((seq, self._of(seq, price, launched.get(seq))) for seq in sequences)
         going = [(seq, drafts) for seq, drafts in found if drafts is not None]
         return [seq for seq, _ in going], [drafts for _, drafts in going]
 
-    def _of(self, seq: ScheduledSequence, launched: Sequence[int] | None) -> Sequence[int] | None:
+    def behind(self, plan: StepPlan) -> StepPlan:
+        """The plan with what the runtime is to draft behind it."""
+        if not self._by_runtime or not plan.sequences:
+            return plan
+        price, drafts = self.price.of(len(plan.sequences)), plan.drafts or [()] * len(plan.sequences)
+        ahead = [self._wanted(seq, price, len(own)) for seq, own in zip(plan.sequences, drafts, strict=True)]
+        return replace(plan, ahead=ahead)
+
+    def _of(self, seq: ScheduledSequence, price: float, launched: Launched | None) -> Sequence[int] | None:
         """The drafts of a sequence. None: it waits. launched: see `Drafter.propose`."""
-        if seq.drafter is None:
+        if seq.drafter is None or (self._states is None and not seq.drafter.worth(price)):
             return ()
         room = min(self._most - seq.n_repeated, seq.remaining_tokens - 1)
         if self._states is not None:
@@ -52,38 +67,39 @@ class PlannedDrafts:
                     return None  # the decode that makes the snapshot begins where the host knows
         if room <= 0:
             return ()
-        if seq.is_idle:
-            return self._allowed(seq, self._proposed(seq, room, None))
+        try:
+            drafts = seq.drafter.propose(room, price, None if seq.is_idle else launched)
+            if seq.is_idle:
+                assert drafts is not None, "nothing is in flight"
+                return drafts if seq.constraint is None else drafts[: _allowed(seq.constraint, drafts)]
+        except Exception as error:
+            self._candidates.fails(seq, error)
+            return ()
         unmasked = seq.constraint is not None and self._by_runtime
-        drafts = self._proposed(seq, room, launched) if seq.goes_ahead and not unmasked else ()
-        return None if not drafts and self._proposed(seq, 1, None) else drafts
+        return None if drafts and (unmasked or not seq.goes_ahead) else drafts
 
-    def _allowed(self, seq: ScheduledSequence, drafts: Sequence[int]) -> Sequence[int]:
-        if seq.constraint is None:
-            return drafts
+    def _wanted(self, seq: ScheduledSequence, price: float, n_drafts: int) -> int:
+        """See `Drafter.wanted`. The next step verifies none of them if its first token is the last one."""
+        room = min(self._most, seq.remaining_tokens - n_drafts - 2)
+        if seq.drafter is None or room <= 0:
+            return 0
         try:
-            return drafts[: _allowed(seq.constraint, drafts)]
+            return seq.drafter.wanted(room, price)
         except Exception as error:
             self._candidates.fails(seq, error)
-            return ()
-
-    def _proposed(self, seq: ScheduledSequence, count: int, launched: Sequence[int] | None) -> Sequence[int]:
-        assert seq.drafter is not None
-        try:
-            return seq.drafter.propose(count, launched)
-        except Exception as error:
-            self._candidates.fails(seq, error)
-            return ()
+            return 0
 
 
-def _launched(pipeline: PipelineState[ScheduledSequence]) -> dict[ScheduledSequence, Sequence[int]]:
-    """The drafts of each sequence that a token is on its way for, in the newest of its steps."""
-    found: dict[ScheduledSequence, Sequence[int]] = {}
+def _launched(pipeline: PipelineState[ScheduledSequence]) -> dict[ScheduledSequence, Launched]:
+    """What is in flight of each sequence that a token is on its way for, in the newest of its steps."""
+    found: dict[ScheduledSequence, Launched] = {}
     for step in pipeline.steps():
-        payload = payload_of(step)
-        drafts = payload.plan.drafts or itertools.repeat(())
-        members = zip(step.sequences, payload.batch.outputs.tolist(), drafts, strict=False)
-        found |= {seq: own for seq, outputs, own in members if outputs}
+        plan, batch = payload_of(step).plan, payload_of(step).batch
+        n = len(step.sequences)
+        drafts, made = plan.drafts or [()] * n, [0] * n if batch.ahead is None else batch.ahead.tolist()
+        for seq, outputs, *own in zip(step.sequences, batch.outputs.tolist(), drafts, made, strict=True):
+            if outputs:
+                found[seq] = Launched(*own)
     return found
 
 

@@ -12,7 +12,7 @@ waits for at most one such step; but one for prompts that are more urgent than a
 
 from __future__ import annotations
 
-from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.planning.candidates import Candidates
 from petiole.gpu_worker.scheduling.planning.drafts import PlannedDrafts
@@ -43,6 +43,11 @@ class Planner:
         self.budget.on_launch(plan)
         self.prefill.on_launch(plan)
 
+    def on_commit(self, payload: StepPayload, now: float) -> None:
+        self.budget.on_commit(payload, now)
+        if self.state.config.speculative_tokens:
+            self._drafts.price.on_commit(payload, now)
+
     # ------------------------------------------------------------ kind of step
 
     def schedule_step(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
@@ -51,6 +56,8 @@ class Planner:
             self._pages.left_out.clear()
             plan = self._choose(pipeline, now)
             again = not self._candidates.broken and self._relief.relieve(pipeline, plan)
+            if plan is not None and not again:
+                plan = self._drafts.behind(plan)
             if not self._candidates.broken and not again:
                 return plan
             for seq, error in self._candidates.broken.items():

@@ -6,6 +6,7 @@ docs/settings.md list them from it, and `EngineConfig` refuses values outside of
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,8 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BeforeValidator
 
 from petiole.contract.errors import require
+
+logger = logging.getLogger(__name__)
 
 
 class Switch(NamedTuple):
@@ -169,7 +172,8 @@ class EngineSettings:
     speculative_tokens: Few = setting(0, "most drafted tokens in a step; 0: off")
     drafts: Literal["auto", "ngram", "mtp", "off"] = setting(
         "auto",
-        "who drafts: earlier places in the text, the model's head, or nobody; auto: the head, if there is one",
+        "who drafts: earlier places in the text, the model's head (at most 4 tokens), or nobody; auto: the head, "
+        "if there is one",
     )
     lora_slots: Count = setting(0, "LoRA adapters held on the device; 0: none are served")
     lora_max_rank: Positive = setting(64, "largest rank of a LoRA adapter")
@@ -227,7 +231,8 @@ class EngineConfig(EngineSettings):
             fit, limit = fits[self.prefix_cache]
             limit = f"{limit} with prefix_cache={self.prefix_cache} (PETIOLE_PREFIX_CACHE)"
             require(fit, "page_size", limit, self.page_size)
-        if self.drafts == "off":
+        if self.drafts == "off" and self.speculative_tokens:
+            logger.info("speculative_tokens=%d changes nothing with drafts=off", self.speculative_tokens)
             object.__setattr__(self, "speculative_tokens", 0)
 
     @property

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _SAME = [name for name, field in reports.WorkerReport.model_fields.items() if reports.ENGINE in field.metadata]
 _OF_STATES = re.compile(r"(states|snapshots)_\w+|state_(hit|missed)_tokens")
 _OF_WINDOW = re.compile(r"window_(\d+)_(\w+)")
+_OF_DRAFTS = re.compile(r"accepted_drafts_(\d+)")
 
 
 def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
     states = {name: number for name, number in stats.items() if _OF_STATES.fullmatch(name)}
     hit_rate = float(stats.get("prefix_hit_rate", 0.0))
     same = {field: stats[field] for field in _SAME if field in stats}
-    return {"hit_rate": hit_rate, "windows": windows, "states": states, **same}
+    drafts = {found[1]: number for name, number in stats.items() if (found := _OF_DRAFTS.fullmatch(name))}
+    return {"hit_rate": hit_rate, "windows": windows, "states": states, "accepted_drafts": drafts, **same}
 
 
 class GrowthRate:

@@ -18,10 +18,12 @@ from petiole.gpu_worker import (
     SamplingParams,
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
-from petiole.gpu_worker.speculation import NgramProposer, SpeculationStats
+from petiole.gpu_worker.speculation import Launched, NgramProposer, SpeculationStats
 from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
+
+PRICE = 0.5
 
 CONSTRAINED = [
     request(
@@ -182,10 +184,14 @@ def test_accepted_drafts_save_steps() -> None:
         def extend(self, tokens: list[int]) -> None:
             self.at += len(tokens)
 
-        def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
-            guesses = self.answer[self.at : self.at + count + 1 + len(launched or ())]
+        def worth(self, price: float) -> int:
+            return 8
+
+        def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int]:
+            verified = () if launched is None else launched.drafts
+            guesses = self.answer[self.at : self.at + count + 1 + len(verified)]
             guesses = [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
-            return guesses[:count] if launched is None else behind(launched, guesses, count)
+            return guesses[:count] if launched is None else behind(verified, guesses, count)
 
     with toy_engine(speculative_tokens=4, proposer=Oracle()) as engine:
         assert Expected.of(engine.generate([REPETITIVE[0]])[0]) == expected(REPETITIVE[0])
@@ -219,8 +225,11 @@ def test_acceptance_is_logged_every_thousand_drafts(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         for _ in range(499):
             stats.record(4, 3)
-    assert [record.args for record in caplog.records] == [(1000, 750, 75.0)]
+    assert [record.args for record in caplog.records] == [(1000, 750, 75.0, 4.0)]
     assert stats.acceptance_rate == 0.75
+    stats.record(4, 1)
+    assert (stats.accepted, stats.accepted_at) == (1498, [500, 499, 499])
+    assert stats.mean_length == 1 + 1498 / 500
 
 
 @pytest.mark.parametrize(
@@ -240,7 +249,8 @@ def test_acceptance_is_logged_every_thousand_drafts(caplog: pytest.LogCaptureFix
 def test_prompt_lookup(tokens: list[int], count: int, guess: list[int]) -> None:
     drafter = NgramProposer(2, 4).drafter(tokens)
     assert drafter.guess(count) == guess
-    assert drafter.propose(count) == drafter.propose(count) == guess[: drafter.worthwhile], "changes nothing"
+    proposals = [drafter.propose(count, PRICE) for _ in range(2)]
+    assert proposals == [guess[: drafter.worth(PRICE)]] * 2, "changes nothing"
 
 
 def test_the_index_grows_with_the_sequence() -> None:
@@ -253,11 +263,13 @@ def test_the_index_grows_with_the_sequence() -> None:
 
 def test_lookup_proposes_as_much_as_has_held_lately() -> None:
     drafter = NgramProposer().drafter([1, 2, 3])
-    assert not drafter.propose(8)
+    assert not drafter.propose(8, PRICE)
     drafter.extend([1, 2])
-    assert drafter.propose(8) == [3], "it is tried"
+    assert drafter.propose(8, PRICE) == [3], "it is tried"
+    assert not drafter.propose(8, 0.7), "where a draft costs more"
     drafter.extend([3, 1, 2] * 10)
-    assert drafter.propose(8) == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert drafter.propose(8, PRICE) == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert not drafter.propose(8, 1)
 
 
 def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_where_it_does() -> None:
@@ -266,17 +278,19 @@ def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_whe
         drafter.extend([1, 2, token])  # what came behind 1, 2 comes no more
     drafter.extend([1, 2])
     assert drafter.guess(1) == [11]
-    assert not drafter.propose(4)
+    assert not drafter.propose(4, PRICE)
     drafter.extend([7, 8] * 12)
-    assert drafter.propose(4) == [7, 8, 7, 8]
+    assert drafter.propose(4, PRICE) == [7, 8, 7, 8]
 
 
 def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
     drafter = BoldProposer().drafter([1, 2, 3, 1, 2, 3])
-    assert drafter.propose(4) == [1, 2, 3, 1]
+    assert drafter.propose(4, PRICE) == [1, 2, 3, 1]
     behind_drafts = {(): [2, 3, 1], (1, 2): [1, 2, 3], (1, 9): [3, 1, 2], (9,): [2, 3, 1], (1, 2, 3, 1): [3, 1, 2]}
-    assert {launched: drafter.propose(3, launched) for launched in behind_drafts} == behind_drafts
+    proposed = {drafts: drafter.propose(3, PRICE, Launched(drafts)) for drafts in behind_drafts}
+    assert proposed == behind_drafts
     cautious = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
-    assert 0 < cautious.worthwhile < 3
-    assert len(cautious.propose(3)) == cautious.worthwhile
-    assert not cautious.propose(3, (1, 2)), "too much of what they follow is uncertain"
+    assert 0 < cautious.worth(PRICE) < 3
+    assert len(cautious.propose(3, PRICE) or ()) == cautious.worth(PRICE)
+    assert cautious.propose(3, PRICE, Launched((1, 2))) is None, "too much of what they follow is uncertain"
+    assert cautious.propose(3, 1, Launched((1, 2))) == (), "it would have none later, either"

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petiole.cache import WindowPages
+from petiole.cache import KVAllocation, WindowPages
 from petiole.cache.groups import recurrent_states
 from petiole.gpu_worker import Constraint, Engine, EngineError
 from petiole.gpu_worker.runtime.interface import DRAFTED, StepBatch
 from petiole.gpu_worker.scheduling import masks
+from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.outcomes import Operation
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
-from petiole.gpu_worker.speculation import NgramProposer
+from petiole.gpu_worker.speculation import Launched, NgramProposer
 from tests.support.toy_engine import BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
 
 K = 6
@@ -132,9 +133,24 @@ def test_a_row_that_cannot_reach_its_end_for_certain_waits() -> None:
 # ---------------------------------------------------------------- each rule, broken
 
 
+TRIM = KVAllocation.trim
 BROKEN: dict[str, tuple[Any, str, Any, dict[str, Any], Sequence[Any]]] = {
     "rows in doubt are not told": (SchedulableSequence, "in_doubt", 0, {}, REQUESTS),
     "an operation does not grow": (Operation, "_replace", lambda op, **_: op, STATES, REQUESTS),
+    "pages of a step in flight are freed": (
+        KVAllocation,
+        "trim",
+        lambda self, n: TRIM(self, max(self.published, n - 1 - K)),
+        {},
+        REQUESTS,
+    ),
+    "a chain has no pages of its own": (
+        Preparation,
+        "_ahead",
+        lambda self, *_: None if self._plan.ahead is None else np.array(self._plan.ahead, np.int32),
+        {},
+        REQUESTS,
+    ),
     "masks do not wait": (masks, "awaiting_commit", lambda *_: [], {}, CONSTRAINED),
 }
 
@@ -194,5 +210,6 @@ def _rest(engine: Engine) -> None:
 @pytest.mark.parametrize("count", [3, 9, 10, 16])
 def test_prompt_lookup_goes_ahead_of_as_many_tokens_as_it_is_sure_of(count: int) -> None:
     drafter = NgramProposer().drafter([1, 2, 3, 4, 5] * 200)
-    launched = drafter.propose(count)
-    assert len(launched) == len(drafter.propose(count, launched)) == count
+    launched = drafter.propose(count, 0.5)
+    assert launched is not None
+    assert len(launched) == len(drafter.propose(count, 0.5, Launched(launched)) or ()) == count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -14,6 +13,7 @@ from petiole.cache import WindowPages
 from petiole.gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling import admission, launching
+from petiole.gpu_worker.speculation import Launched
 from petiole.gpu_worker.threads import detokenization as text_thread
 from tests.support.interrupted import Interrupted
 from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
@@ -80,7 +80,10 @@ class FaultyDrafter:
         if self.fails == "told":
             raise RuntimeError("a broken draft model")
 
-    def propose(self, count: int, launched: Sequence[int] | None = None) -> list[int]:
+    def worth(self, price: float) -> int:
+        return 8
+
+    def propose(self, count: int, price: float, launched: Launched | None = None) -> list[int]:
         if self.fails == "asked" and launched is not None:
             raise RuntimeError("a broken draft model")
         return []

@@ -64,22 +64,25 @@ class Reference:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.model.config.rms_norm_eps)
         return x * (1 + self.tensors[f"{name}.weight"])
 
+    def joined(self, tokens: Tensor, known: Tensor) -> Tensor:
+        embedded = self.norm("pre_fc_norm_embedding", self.model.model.embed_tokens(tokens))
+        return torch.cat([embedded, self.norm("pre_fc_norm_hidden", known)], dim=-1) @ self.tensors["fc.weight"].T
+
     @torch.no_grad()
-    def logits(self, ids: list[int]) -> Tensor:
-        """[len(ids) - 1, vocab]: at p of the token p + 2."""
+    def drafts(self, ids: list[int], count: int) -> list[int]:
+        """The likeliest tokens behind these. The chain goes on with its own output as a further input."""
         tokens = torch.tensor([ids])
-        known = self.model.model(tokens).last_hidden_state[:, :-1]
-        embedded = self.model.model.embed_tokens(tokens)[:, 1:]
-        joined = torch.cat(
-            [self.norm("pre_fc_norm_embedding", embedded), self.norm("pre_fc_norm_hidden", known)], dim=-1
-        )
-        x, n = joined @ self.tensors["fc.weight"].T, len(ids) - 1
-        positions = torch.arange(n)[None]
-        turned = self.model.model.rotary_emb(x, positions)
-        hidden = torch.full((n, n), float("-inf")).triu(1)[None, None]
-        made = self.layer(x, position_embeddings=turned, attention_mask=hidden, position_ids=positions)
-        made = made[0] if isinstance(made, tuple) else made
-        return self.model.lm_head(self.norm("norm", made))[0]
+        x, found = self.joined(tokens[:, 1:], self.model.model(tokens).last_hidden_state[:, :-1]), list[int]()
+        while len(found) < count:
+            n = x.shape[1]
+            positions = torch.arange(n)[None]
+            turned = self.model.model.rotary_emb(x, positions)
+            hidden = torch.full((n, n), float("-inf")).triu(1)[None, None]
+            made = self.layer(x, position_embeddings=turned, attention_mask=hidden, position_ids=positions)
+            made = self.norm("norm", made[0] if isinstance(made, tuple) else made)
+            found.append(int(self.model.lm_head(made)[0, -1].argmax()))
+            x = torch.cat([x, self.joined(torch.tensor([found[-1:]]), made[:, -1:])], dim=1)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +104,15 @@ def headed(
 
 @pytest.mark.parametrize("family", HEADS)
 def test_the_head_drafts_what_transformers_compute(family: str, headed: Any, open_runtime: Any) -> None:
-    """In chunks of a prompt, in decodes and behind verifications that were rejected in part."""
+    """In chunks of a prompt, in decodes and behind verifications that were rejected in part: a chain of three."""
     folder, reference = headed(family)
-    driver = Driver(open_runtime(folder, speculative_tokens=1))
+    driver = Driver(open_runtime(folder, speculative_tokens=3))
     sequence, other = driver.sequence([5, 17, 200, 33, 91, 7, 8]), driver.sequence([9, 3])
 
     def compare(output: Any) -> None:
         for row, one in enumerate((sequence, other)):
             ids = [*one.prompt, *one.output]
-            assert output.drafts[row, 0] == reference.logits(ids)[-1].argmax(), ids
+            assert output.drafts[row].tolist() == reference.drafts(ids, 3), ids
 
     driver.prefill([sequence], [4])
     compare(driver.prefill([sequence, other]))
@@ -127,14 +130,14 @@ def test_the_head_drafts_what_transformers_compute(family: str, headed: Any, ope
 def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(
     headed: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda trust: 1)
+    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda *_: 4)
     folder, _ = headed("qwen3.5")
     plain = open_runtime(folder, prefix_cache="off")
     with Engine(plain.config, runtime=plain) as engine:
         expected = {name: answers(engine, sampling) for name, sampling in SAMPLINGS.items()}
     assert plain.limits.drafts == 0
     runtime = open_runtime(folder, speculative_tokens=2, chunk_size=16, num_pages=140, debug=True)
-    assert runtime.limits.drafts == 1
+    assert runtime.limits.drafts == 2
     with Engine(runtime.config, runtime=runtime) as engine:
         for _ in range(2):  # from the prefix cache, too
             for name, sampling in SAMPLINGS.items():
@@ -146,7 +149,7 @@ def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(
 
 def test_a_model_with_a_head_sees(tmp_path: Path, open_runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests with pictures are not drafted for."""
-    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda trust: 1)
+    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda *_: 4)
     source, folder = tmp_path / "plain", tmp_path / "headed"
     folder.mkdir()
     Reference(write_seeing(source, "qwen3.5"), "qwen3.5").write(source, folder)
@@ -154,7 +157,7 @@ def test_a_model_with_a_head_sees(tmp_path: Path, open_runtime: Any, monkeypatch
     seeing = Request(prompt=[7, PAD, 8, 9], images=[as_file(drawn_picture(64, 96))], sampling=greedy)
     texts = [Request(prompt=prompt, sampling=greedy) for prompt in PROMPTS]
     made, drafted = [], []
-    for drafts in (0, 1):
+    for drafts in (0, 3):
         runtime = open_runtime(folder, speculative_tokens=drafts, debug=True)
         with Engine(runtime.config, runtime=runtime) as engine:
             alone = engine.generate([seeing])
@@ -192,11 +195,11 @@ def test_settings_say_what_they_do_not_do(
 ) -> None:
     folder, _ = headed("qwen3.5")
     caplog.set_level("INFO")
-    runtime = open_runtime(folder, speculative_tokens=4)
-    assert "speculative_tokens=4: the model's head drafts 1 token a step" in caplog.messages
-    assert runtime.config.speculative_tokens == 1
-    with Engine(EngineConfig(model=str(folder), speculative_tokens=4), runtime=runtime) as engine:
-        assert engine.config.speculative_tokens == 1
+    runtime = open_runtime(folder, speculative_tokens=6)
+    assert "speculative_tokens=6: the model's head drafts 4 tokens a step" in caplog.messages
+    assert runtime.config.speculative_tokens == 4
+    with Engine(EngineConfig(model=str(folder), speculative_tokens=6), runtime=runtime) as engine:
+        assert engine.config.speculative_tokens == 4
     caplog.clear()
     open_runtime(folder, speculative_tokens=1)
     assert not [message for message in caplog.messages if "speculative_tokens" in message]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker.speculation import Launched
 from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.families import WITH_STATES
 
@@ -42,10 +43,13 @@ class Guesses:
         def extend(self, tokens: Sequence[int]) -> None:
             self.at += len(tokens)
 
-        def propose(self, count: int, launched: Sequence[int] | None = None) -> list[int]:
+        def worth(self, price: float) -> int:
+            return 8
+
+        def propose(self, count: int, price: float, launched: Launched | None = None) -> list[int]:
             if launched is None:
                 return self.guess(count)
-            return list(behind(launched, self.guess(1 + len(launched) + count), count))
+            return list(behind(launched.drafts, self.guess(1 + len(launched.drafts) + count), count))
 
         def guess(self, count: int) -> list[int]:
             wanted = enumerate(self.answer[self.at : self.at + count], self.at)

@@ -24,6 +24,7 @@ VLLMS = {
     *("request_success", "request_prompt_tokens", "request_generation_tokens", "time_to_first_token_seconds"),
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    "spec_decode_num_accepted_tokens_per_pos",
 }
 """Of vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py: those that mean what Petiole's mean. Its
 `prompt_tokens` has those of the prefix cache, too."""
@@ -35,6 +36,7 @@ WORKER = WorkerReport(
     pages_total=10,
     pages_free=4,
     pages_cached=1,
+    accepted_drafts={"0": 9, "1": 4},
     finished={"stop": 2, "cancelled": 1, "error": 5},
     distributions={
         name: Distribution(bounds=[1.0], counts=[1, 2], sum=9.0)
@@ -54,6 +56,8 @@ def test_the_names_are_vllms() -> None:
         assert [one.value for one in families[name].samples] == [one.value for one in ours[name].samples]
     assert families["num_requests_running"].samples[0].value == 3
     assert families["kv_cache_usage_perc"].samples[0].value == 0.5
+    places = families["spec_decode_num_accepted_tokens_per_pos"].samples
+    assert {one.labels["position"]: one.value for one in places} == {"0": 9, "1": 4}
     ends = {one.labels["finished_reason"]: one.value for one in families["request_success"].samples}
     assert ends == {"stop": 2, "length": 0, "abort": 1}
 

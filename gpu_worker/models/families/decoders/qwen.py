@@ -25,6 +25,11 @@ def qwen2(raw: JsonObject) -> ModelPlan:
 
 
 def qwen3(raw: JsonObject) -> ModelPlan:
+    plan = _qwen3(raw)
+    return config_keys.with_head(raw, plan, plan.layers[-1])
+
+
+def _qwen3(raw: JsonObject) -> ModelPlan:
     norm, biases = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6)), bool(raw.get("attention_bias", False))
     width = config_keys.head_dim(raw)
     mixer = config_keys.usual_attention(raw, width, q_norm=norm, k_norm=norm, qkv_bias=biases, out_bias=biases)
@@ -54,7 +59,7 @@ def qwen2_moe(raw: JsonObject) -> ModelPlan:
 
 
 def qwen3_moe(raw: JsonObject) -> ModelPlan:
-    return _mixed(raw, qwen3(raw), None, normalised=bool(raw.get("norm_topk_prob", False)))
+    return _mixed(raw, _qwen3(raw), None, normalised=bool(raw.get("norm_topk_prob", False)))
 
 
 def _mixed(raw: JsonObject, dense: ModelPlan, beside: FeedForward | None, *, normalised: bool) -> ModelPlan:
@@ -92,7 +97,7 @@ def qwen3_vl(outer: JsonObject) -> ModelPlan:
 
 
 def _qwen3_vl(raw: JsonObject) -> ModelPlan:
-    return config_keys.with_axes(qwen3(raw), lambda rotary: config_keys.interleaved(raw, rotary, (24, 20, 20)))
+    return config_keys.with_axes(_qwen3(raw), lambda rotary: config_keys.interleaved(raw, rotary, (24, 20, 20)))
 
 
 FAMILIES = (

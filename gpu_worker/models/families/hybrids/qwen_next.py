@@ -79,10 +79,10 @@ def _plan(
         fed, experts = _mixture(raw, normalised=normalised) if mixed(i) else (_dense(raw), None)
         layers.append(Layer(mixer, fed, norm, feed_forward_norm=norm, experts=experts))
     plan = config_keys.usual_plan(raw, tuple(layers), norm=norm)
-    if not drafts or config_keys.whole(raw, "mtp_num_hidden_layers", config_keys.MAX_LAYERS, 0, low=0) != 1:
+    if not drafts:
         return plan
     fed, experts = _mixture(raw, normalised=normalised) if mixed(0) else (_dense(raw), None)
-    return replace(plan, drafting=Layer(attention, fed, norm, feed_forward_norm=norm, experts=experts))
+    return config_keys.with_head(raw, plan, Layer(attention, fed, norm, feed_forward_norm=norm, experts=experts))
 
 
 def _kinds(raw: JsonObject) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import Layer
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodedTable
+from petiole.gpu_worker.runtime.cpu.head import Places
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import EmbeddingAndHead, KVPointers, PerLayer
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
@@ -81,6 +82,7 @@ class NativeDecoder:
             progress=progress,
             drafting=None if decoder.drafting is None else decoder.drafting.norm,
         )
+        self._drafter = None if decoder.drafting is None else decoder.drafter
         self._made: dict[int, Tensor] = {}
         """By slot: what the layers made of all inputs, for the head that drafts."""
         self._logits: dict[int, Tensor] = {}
@@ -162,21 +164,24 @@ class NativeDecoder:
         )
         return memory[: shape[0] * shape[1]].view(shape)
 
-    def draft(
-        self, slot_id: int, positions: Tensor, rows: Tensor, rotary: Tensor | None, following: Tensor, at: Tensor
-    ) -> Tensor:
-        """See `StepStates.draft`. positions, rows, rotary: of the slot's last forward."""
-        decoder, drafter = self._decoder, self._decoder.drafter
+    def made(self, slot_id: int) -> Tensor:
+        """What the layers made of all inputs of the slot's last forward, for the head that drafts. Given once."""
+        return self._made.pop(slot_id)
+
+    def draft(self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Draft`."""
+        decoder, drafter = self._decoder, self._drafter
+        assert drafter is not None, "the model has a head that drafts"
+        rows, positions, rotary = places.rows, places.positions, places.rotary
         tables: Sequence[Tensor | None] = ()
         if rotary is not None and rotary.ndim > 1:
             tables = drafter.tables_by_axes(rotary)
             rotary = torch.arange(rotary.shape[1])
-        known = decoder.normed(self._made.pop(slot_id))
-        embedded = self._embed(following)
+        embedded = self._embed(token_ids)
         hidden = decoder.drafting_inputs(embedded.to(decoder.dtype), known.to(decoder.dtype)).float().contiguous()
         logits = torch.empty(len(at), self._stack.model.head.n)
-        self._stack.draft(hidden, positions, rows, at, logits, rotary=rotary, tables=tables)
-        return logits
+        made = self._stack.draft(hidden, positions, rows, at, logits, rotary=rotary, tables=tables)
+        return logits, drafter.normed(made)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """float32 [T, hidden]. The weights of a tied head are packed, and C code reads them."""

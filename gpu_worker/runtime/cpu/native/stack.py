@@ -212,9 +212,10 @@ class Stack:
         *,
         rotary: Tensor | None = None,
         tables: Sequence[Tensor | None] = (),
-    ) -> None:
-        """Compute the layer that drafts, which overwrites `hidden`, and the logits of the outputs behind its norm.
-        Arguments as in `run`. tables: of this layer."""
+    ) -> Tensor:
+        """Compute the layer that drafts, which overwrites the first O rows of `hidden`, and the logits of the
+        outputs behind its norm. Arguments as in `run`. tables: of this layer. Returns what the layer makes of the
+        outputs, float32 [O, hidden]."""
         assert self._drafting is not None, "no layer drafts"
         model, first = self.model, self.model.n_layers
         whole = (model.layers, model.n_layers, model.last_kept)
@@ -223,11 +224,12 @@ class Stack:
         model.norm = self._drafting
         turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
         try:
-            every = torch.arange(len(hidden))
             with self._turned(turned):
-                self._run_alone(hidden, positions, rows, every, rotary=rotary)
+                self._run_alone(hidden, positions, rows, outputs, rotary=rotary)
+            made = hidden[: len(outputs)]
             if len(outputs):
-                self._compute_head(hidden[outputs], logits)
+                self._compute_head(made.clone(), logits)
+            return made
         finally:
             model.layers, model.n_layers, model.last_kept = whole
             model.norm = norm

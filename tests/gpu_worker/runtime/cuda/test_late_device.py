@@ -12,6 +12,7 @@ import torch
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.speculation import Launched
 from tests.gpu_worker.models.test_generation import oracle
 from tests.gpu_worker.models.test_logits import tokens
 from tests.support import fake_flashinfer, late_device
@@ -30,7 +31,10 @@ class Guesses:
     def extend(self, tokens: Sequence[int]) -> None:
         pass
 
-    def propose(self, most: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+    def worth(self, price: float) -> int:
+        return 8
+
+    def propose(self, most: int, price: float, launched: Launched | None = None) -> Sequence[int]:
         return [9, 9, 9][:most]
 
 

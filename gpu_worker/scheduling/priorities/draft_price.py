@@ -1,0 +1,50 @@
+"""What a draft costs: how many tokens the engine makes in the time by which one draft lengthens a step.
+
+A step of n sequences yields n tokens in s seconds. A draft that lengthens it by c seconds costs c * n / s tokens,
+and brings one token with the probability that it holds. So drafts are worth it that hold with a higher one. Where
+steps get as much longer as they have more inputs, as with many sequences on a CPU, the price nears 1, and hardly
+any draft is worth it."""
+
+from __future__ import annotations
+
+from petiole.gpu_worker.scheduling.batching import StepPayload
+from petiole.gpu_worker.scheduling.priorities.budget import StepLoad, StepTimes
+
+LEAST = 0.25
+"""No draft is cheaper. A wrong one costs the host something, too, which no step shows."""
+
+TRIED, TRIED_OF = 4, 256
+"""So many of so many steps have drafts for the least price. Otherwise, where they are too dear, nothing would show
+that they have become cheaper."""
+
+MEASURED = 16
+"""One step in so many is measured, and those in which drafts are tried. To measure it costs the host something."""
+
+
+class DraftPrice:
+    """The price by the seconds of the last steps. least: no price is below it."""
+
+    def __init__(self, least: float) -> None:
+        self._least = max(least, LEAST)
+        self._times, self._n, self._context, self._completed_s = StepTimes(), 0, 0, 0.0
+
+    def of(self, n_sequences: int) -> float:
+        """The price of a draft in a step of so many sequences."""
+        costs = self._times.costs
+        seconds = self._times.seconds(StepLoad(n_sequences, n_sequences, self._context))
+        if seconds <= 0 or self._tries:
+            return self._least
+        return max(self._least, (costs.row + costs.position) * n_sequences / seconds)
+
+    def on_commit(self, payload: StepPayload, now: float) -> None:
+        """Measure the step: it began when it was launched or when the step before it was completed."""
+        if payload.plan.sequences and (self._tries or self._n % MEASURED == 0):
+            load, seconds = StepLoad.of(payload), now - max(payload.launched_s, self._completed_s)
+            self._times.observe(load, seconds)
+            self._context = load.context
+        self._n += 1
+        self._completed_s = now
+
+    @property
+    def _tries(self) -> bool:
+        return self._n % TRIED_OF < TRIED

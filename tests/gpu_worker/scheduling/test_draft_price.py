@@ -1,0 +1,87 @@
+"""The price of a draft is measured, and drafts are made where they bring more than they cost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from petiole.gpu_worker.scheduling.batching import StepPayload
+from petiole.gpu_worker.scheduling.priorities.draft_price import LEAST, TRIED, TRIED_OF, DraftPrice
+from petiole.gpu_worker.speculation import HeadDrafter, Launched
+from petiole.gpu_worker.speculation.head import TRIED as TRIED_TOKENS
+from petiole.gpu_worker.speculation.proposer import worthwhile
+
+
+def payload(rows: int, drafts: int, at: float) -> StepPayload:
+    lengths = np.full(rows, 1 + drafts)
+    batch = SimpleNamespace(starts=np.full(rows, 50), outputs=lengths, lengths=lengths, size=rows)
+    plan = SimpleNamespace(lengths=lengths if drafts else None, n_chunks=0, sequences=[None] * rows)
+    return cast(Any, SimpleNamespace(batch=batch, plan=plan, launched_s=at))
+
+
+def measured(step_s: float, position_s: float, least: float = 0.0) -> DraftPrice:
+    """Steps of 1 to 8 rows with 0 to 3 drafts each, on such a device."""
+    price, now = DraftPrice(least), 0.0
+    for i in range(16 * TRIED_OF + TRIED + 1):
+        rows, drafts = 1 + i // 16 % 8, i // 16 % 4
+        step = payload(rows, drafts, now)
+        now += step_s + position_s * rows * (1 + drafts)
+        price.on_commit(step, now)
+    return price
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_the_price_is_the_share_of_a_step_by_which_a_draft_for_each_row_lengthens_it(rows: int) -> None:
+    price = measured(0.008, 0.001).of(rows)
+    assert price == pytest.approx(max(LEAST, rows / (8 + rows)), rel=0.05)
+
+
+def test_where_positions_cost_nothing_a_draft_costs_the_least() -> None:
+    assert measured(0.007, 0.0).of(64) == LEAST
+    assert measured(0.007, 0.0, least=0.5).of(64) == 0.5
+
+
+def test_drafts_are_tried_again_where_they_were_too_dear() -> None:
+    price, now, prices = measured(0.0, 0.001), 100.0, []
+    for _ in range(TRIED_OF):
+        prices.append(price.of(4))
+        price.on_commit(payload(4, 0, now), now + 0.004)
+        now += 0.004
+    assert prices.count(LEAST) == TRIED
+    assert np.median(prices) > 0.9
+
+
+def test_drafts_are_worth_it_as_long_as_they_hold_more_often_than_they_cost() -> None:
+    for trust in (0.1, 0.5, 0.7, 0.9, 0.99, 1.0):
+        for price in (0.1, 0.25, 0.5, 0.9, 1.0, 1.5):
+            n = worthwhile(trust, price)
+            assert n == 0 or trust**n >= price
+            assert trust == 1.0 or trust ** (n + 1) <= price
+
+
+def test_a_head_drafts_as_many_tokens_as_its_last_ones_let_expect() -> None:
+    drafter = HeadDrafter([-3] * 4)
+    assert drafter.wanted(4, 0.25) == worthwhile(0.6, 0.25) == 2
+    for _ in range(40):
+        drafter.offer([1, 2, 3])
+        drafter.extend([1, 2, 3, 4])
+    assert drafter.wanted(4, 0.25) == 4
+    assert drafter.propose(4, 0.25) == ()
+    assert drafter.propose(4, 0.25, Launched((), made=3)) == [-3] * 3
+    drafter.offer([5, 6, 7, 8])
+    assert drafter.propose(3, 0.25) == [5, 6, 7]
+    assert drafter.propose(3, 1.0) == []
+
+
+def test_a_head_that_was_wrong_is_tried_now_and_then() -> None:
+    drafter, wanted = HeadDrafter(), list[int]()
+    for _ in range(20 * TRIED_TOKENS):
+        wanted.append(drafter.wanted(4, 0.25))
+        drafter.offer([1][: wanted[-1]])
+        drafter.extend([2])
+    assert wanted[-2 * TRIED_TOKENS :].count(0) == 2 * TRIED_TOKENS - 2
+    assert max(wanted[-2 * TRIED_TOKENS :]) == 1
+    assert drafter.wanted(4, 1.0) == 0, "no draft is worth it, whatever holds"
