@@ -129,9 +129,7 @@ class ModelReader:
         decoder = self._read(info, torch.device("meta"), Storage())
         return takes_int8_inputs((decoder.layers, decoder.head))
 
-    def _read(
-        self, info: ModelInfo, device: torch.device, storage: Storage, *, scanned: bool = False
-    ) -> Decoder:
+    def _read(self, info: ModelInfo, device: torch.device, storage: Storage, *, scanned: bool = False) -> Decoder:
         steps = {name: getattr(self._config, name) for name in ("chunk_size", "max_num_batched_tokens")}
         given = {name: size for name, size in steps.items() if size}  # others are made large enough
         options = LoadOptions(

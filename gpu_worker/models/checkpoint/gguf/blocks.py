@@ -75,9 +75,9 @@ Factors = tuple[Tensor, ...]
 class Coding:
     """How a type keeps codes. factors: from blocks, uint8 [n, blocks, bytes], to what scales are made of, each [n,
     blocks] or [n, blocks, groups]; one that is no finite number is damage. read: blocks and factors as parts.
-    six: whether numbers without a table have six bits. group: inputs with one scale. scales: the type that holds them exactly. offsets: whether there are any. steps:
+    group: inputs with one scale. scales: the type that holds them exactly. offsets: whether there are any. steps:
     whether scales and offsets are steps; then `read` does not take the factors, which are d and perhaps m:
-    minimums are taken away."""
+    minimums are taken away. six: whether numbers, of which there is no table, have six bits at most."""
 
     read: Callable[..., Parts]
     factors: Callable[[Tensor], Factors]

@@ -99,7 +99,12 @@ def _read(beside: LayerTensors, into: Coded) -> int:
         end = min(start + step, beside.outputs)
         found = CODINGS[kind].codes(blocks[start:end])
         into.rows(start, end).put(
-            sixes(found.codes) if into.form.bits == 6 else found.codes, found.scales, found.offsets, None, found.factors, found.offset_factors
+            sixes(found.codes) if into.form.bits == 6 else found.codes,
+            found.scales,
+            found.offsets,
+            None,
+            found.factors,
+            found.offset_factors,
         )
 
     for_each(part, range(0, beside.outputs, step))
