@@ -69,7 +69,7 @@ def load_beside(
     from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     resolve_model(config.model, config.revision)  # one of them downloads it
-    with ThreadPoolExecutor(1, "text") as beside:
+    with ThreadPoolExecutor(1, "vocabulary") as beside:
         made = beside.submit(text, config)
         runtime = load_runtime(config, tracer)
         try:
