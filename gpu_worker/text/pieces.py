@@ -101,8 +101,8 @@ def _byte_level(token: str) -> bytes:
 
 
 def _byte_letters() -> dict[int, int]:
-    """GPT-2's byte alphabet, from letters to bytes: printable Latin-1 maps to itself, the other bytes to U+0100 and
-    up, in order. The letters of these other bytes themselves are none of it: they become one that is no byte."""
+    """GPT-2's byte alphabet, from letters to bytes: printable Latin-1 maps to itself, U+0100 and up to the other
+    bytes, in order. Letters with the numbers of these other bytes are none of it, and become `_NO_BYTE`."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in plain]
     letters = {byte: byte for byte in plain} | dict.fromkeys(others, _NO_BYTE)
