@@ -254,7 +254,7 @@ class Tokenizer:
                     field, limit, f"{count} in the first {len(beginning)} of {len(text)} characters"
                 )
 
-    def _token_pieces(self, vocab: Mapping[str, int], added: Mapping[int, str]) -> TokenPieces | None:
+    def _token_pieces(self, vocab: Mapping[str, int], added: dict[int, str]) -> TokenPieces | None:
         """added: of several tokens with one id, this is its text."""
         of_ids = {v: token for token, v in vocab.items()} | added
         tokens = [of_ids.get(v) for v in range(self.vocab_size)]

@@ -33,7 +33,7 @@ def joined(codes: Tensor) -> Tensor:
 def sixes(numbers: Tensor) -> Tensor:
     """int8 [..., n], each in `SIX` -> uint8 [..., 3 n / 4]. n: a multiple of four."""
     codes = (numbers + 32).view(torch.uint8)
-    upper = codes.unflatten(-1, (-1, 4)) >> 4
+    upper = codes.view(*codes.shape[:-1], -1, 4) >> 4
     fours = upper[..., 0] | upper[..., 1] << 2 | upper[..., 2] << 4 | upper[..., 3] << 6
     return torch.cat((joined(codes & 15), fours), -1)
 
