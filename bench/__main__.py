@@ -41,7 +41,7 @@ _ROOMS: dict[str, str] = {
     "queue.recovery": "a worker is killed or deployed in mid-sentence: how long its readers wait",
     "queue.affinity": "conversations on a fleet: how much of a prompt is in its worker's cache",
     "queue.redis_cost": "the cost of a task and of a delta for Redis: commands, bytes, processor time",
-    "queue.traces": "what a trace of a task costs: processor time of its spans",
+    "queue.traces": "what a trace of a task costs: tokens a second, and processor time of its spans",
     "scheduler.day": "workers that come and go with a day's work, on paper, beside a fleet that never sleeps",
     "scheduler.simulate": "a fleet on paper: the real scheduler with a timed model, checked against the engine",
     "scheduler.policies": "prefill policies on paper: the real scheduler with an H200's step time",

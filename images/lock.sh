@@ -9,12 +9,12 @@ compile() {
   uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
     --no-emit-index-url --no-emit-find-links "$@"
 }
-compile pyproject.toml --extra gpu --extra cli --extra metrics --extra jwt --output-file images/gpu.txt
+compile pyproject.toml --extra gpu --extra nvml --extra cli --extra metrics --extra jwt --extra otel --output-file images/gpu.txt
 version=$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' images/gpu.txt)
 # What torch needs on a CPU is in cpu.txt, and torch itself, whose files are on an index of their own, in torch.txt.
-compile pyproject.toml --extra worker --extra cli --extra metrics --extra jwt --output-file images/cpu.txt --constraint images/gpu.txt \
+compile pyproject.toml --extra worker --extra cli --extra metrics --extra jwt --extra otel --output-file images/cpu.txt --constraint images/gpu.txt \
   --no-emit-package torch $(sed -n 's/^\(nvidia-[a-z0-9-]*\|cuda-[a-z0-9-]*\|triton\)==.*/--no-emit-package \1/p' images/gpu.txt)
-compile pyproject.toml --extra jwt --extra cli --output-file images/gateway.txt --constraint images/gpu.txt
+compile pyproject.toml --extra jwt --extra cli --extra otel --output-file images/gateway.txt --constraint images/gpu.txt
 echo "hatchling
 editables" | compile - --output-file images/build.txt
 if [ -n "${TORCH_INDEX:-}" ]; then

@@ -1,16 +1,21 @@
 """`python deploy/monitoring/render.py` writes Grafana's dashboards from the panels declared here.
 
-A panel is a title, a unit of Grafana's, and its queries with their legends. The tests hold that each metric that a
-fleet and its gateways export is on a panel, and that each query is one that Prometheus takes."""
+A panel is a title, a unit of Grafana's, and its queries with their legends. Each query is asked of the fleets
+that are chosen; `namespace` tells them apart. The tests hold that each metric that a fleet and its gateways export
+is on a panel, and that each query is one that Prometheus takes."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parent / "dashboards"
 BY_WORKER = 'worker=~"$worker"'
+OF_FLEETS = 'namespace=~"$fleet"'
+FLEETS = "fleet", "label_values(petiole_redis_up, namespace)"
+_SELECTOR = re.compile(r"(petiole_\w+)(?:{(.*?)})?")
 
 
 class Panel(NamedTuple):
@@ -27,6 +32,11 @@ class Dashboard(NamedTuple):
     """A variable's name, and the query of its values."""
 
 
+def of_fleets(query: str) -> str:
+    """The query, of the chosen fleets alone."""
+    return _SELECTOR.sub(lambda of: f"{of[1]}{{{','.join(filter(None, (of[2], OF_FLEETS)))}}}", query)
+
+
 def rate(metric: str, by: str, matching: str = "") -> str:
     return f"sum by ({by}) (rate({metric}{{{matching}}}[$__rate_interval]))"
 
@@ -39,6 +49,12 @@ def quantile(share: float, metric: str, by: str = "", matching: str = "") -> str
 def shares(metric: str, by: str = "", matching: str = "") -> dict[str, str]:
     name = f"{{{{{by}}}}} " if by else ""
     return {f"{name}{label}": quantile(share, metric, by, matching) for label, share in SHARES.items()}
+
+
+def of_others(metric: str, by: str) -> str:
+    """What tenants without a series of their own have."""
+    of_all = metric.replace("petiole_usage", "petiole_all_usage")
+    return f"sum by ({by}) ({of_all}) - sum by ({by}) ({metric})"
 
 
 def of_workers(metric: str, legend: str = "{{worker}}") -> dict[str, str]:
@@ -242,6 +258,7 @@ WORKER = Dashboard(
                 "left {{worker}}": f"petiole_memory_left_bytes{{{BY_WORKER}}}",
             },
         ),
+        Panel("Disks: free", "percentunit", of_workers("petiole_disk_free_ratio", "{{worker}} {{folder}}")),
         Panel(
             "Card: memory, errors",
             "short",
@@ -303,10 +320,18 @@ TENANTS = Dashboard(
         Panel(
             "Tasks ended today",
             "short",
-            {"{{tenant}} {{end}}": "sum by (tenant, end) (petiole_usage_requests_total)"},
+            {
+                "{{tenant}} {{end}}": "sum by (tenant, end) (petiole_usage_requests_total)",
+                "(others) {{end}}": of_others("petiole_usage_requests_total", "end"),
+            },
         ),
         Panel(
-            "Tokens today", "short", {"{{tenant}} {{kind}}": "sum by (tenant, kind) (petiole_usage_tokens_total)"}
+            "Tokens today",
+            "short",
+            {
+                "{{tenant}} {{kind}}": "sum by (tenant, kind) (petiole_usage_tokens_total)",
+                "(others) {{kind}}": of_others("petiole_usage_tokens_total", "kind"),
+            },
         ),
         Panel("Budgets used", "percentunit", {"{{tenant}} {{budget}}": "petiole_budget_used_ratio"}),
         Panel("Commands denied to gateways", "short", {"{{instance}}": "petiole_gateway_denied_commands"}),
@@ -350,9 +375,13 @@ def rendered(name: str) -> dict[str, Any]:
                         "refresh": 2,
                         "multi": True,
                         "includeAll": True,
+                        "allValue": ".*",
                         "current": {"text": "All", "value": "$__all"},
                     }
-                    for variable, query in declared.variables
+                    for variable, query in (
+                        FLEETS,
+                        *((variable, of_fleets(query)) for variable, query in declared.variables),
+                    )
                 ),
             ]
         },
@@ -369,7 +398,7 @@ def rendered(name: str) -> dict[str, Any]:
                     "legend": {"displayMode": "list", "placement": "bottom"},
                 },
                 "targets": [
-                    {"refId": chr(65 + i), "datasource": source, "expr": query, "legendFormat": legend}
+                    {"refId": chr(65 + i), "datasource": source, "expr": of_fleets(query), "legendFormat": legend}
                     for i, (legend, query) in enumerate(panel.queries.items())
                 ],
             }

@@ -46,17 +46,23 @@ def show(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Exit status 1 if there is a finding."""
+    """Exit status 1 if there is a problem. Remarks alone are no failure."""
     facts = diagnosis.gather(options.gateway)
     found = diagnosis.diagnose(facts)
     if options.json:
-        print(json.dumps([finding._asdict() for finding in found], indent=2))
+        shown = [{**finding._asdict(), "grade": _grade(finding)} for finding in found]
+        print(json.dumps(shown, indent=2))
     elif found:
-        print(table_text(("finding", "what is wrong"), found))
+        rows = [(_grade(finding), *finding) for finding in found]
+        print(table_text(("grade", "finding", "what is wrong"), rows))
         print("The page Runbooks, docs/runbooks.md in Petiole's repository, has a section for each.")
     else:
         print("Nothing is wrong." if facts.workers else "Nothing is wrong, but no worker is running.")
-    return 1 if found else 0
+    return int(any(finding.is_problem for finding in found))
+
+
+def _grade(finding: diagnosis.Finding) -> str:
+    return "problem" if finding.is_problem else "remark"
 
 
 STATUS_COLUMNS = (

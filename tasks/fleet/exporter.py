@@ -23,6 +23,7 @@ from petiole.tasks.fleet.repair import probes
 from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
+from petiole.tasks.fleet.usage import TenantUsage
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.failover import refuses_writes
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _LABELS = ("worker", "model")
 MOST_TENANTS = 500
-"""The tenants with figures of their own: those with the most tokens. The others are summed up."""
+"""The tenants with figures of their own: those with the most tokens."""
 
 
 class FleetCollector(Collector):
@@ -145,25 +146,45 @@ def _lives(started: dict[str, Life]) -> Iterator[Metric]:
 
 
 def _usage() -> Iterator[Metric]:
-    """Today's sums of the ledger, which begin anew at midnight, UTC. None if this user may not read them. The sum
-    of `usage.OTHERS` falls when one of them becomes one of the busiest, so it has no rate."""
+    """Today's sums of the ledger, which begin anew at midnight, UTC: of the busiest tenants, and of all. What the
+    busiest leave of the sum of all is the others'; it is no counter, because a tenant may join the busiest. None
+    if this user may not read them."""
+    try:
+        found = usage.usage()
+    except redis.RedisError:
+        return
     tasks = CounterMetricFamily(
         "petiole_usage_requests", "Tasks that have ended today, by how.", labels=("tenant", "model", "end")
     )
     tokens = CounterMetricFamily(
         "petiole_usage_tokens", "Tokens of the tasks that have ended today.", labels=("tenant", "model", "kind")
     )
-    try:
-        found = usage.usage()
-    except redis.RedisError:
-        return
     for one in usage.of_the_busiest(found, MOST_TENANTS):
-        for end, number in one.ends.items():
-            tasks.add_metric((one.tenant, one.model, end), number)
-        for kind, number in one.sums.items():
-            if kind != "requests":
-                tokens.add_metric((one.tenant, one.model, kind), number)
+        _add_usage(one, (one.tenant, one.model), tasks, tokens)
     yield from (tasks, tokens)
+    tasks = CounterMetricFamily(
+        "petiole_all_usage_requests",
+        "Tasks of all tenants that have ended today, by how.",
+        labels=("model", "end"),
+    )
+    tokens = CounterMetricFamily(
+        "petiole_all_usage_tokens",
+        "Tokens of the tasks of all tenants that have ended today.",
+        labels=("model", "kind"),
+    )
+    for one in usage.of_all(found):
+        _add_usage(one, (one.model,), tasks, tokens)
+    yield from (tasks, tokens)
+
+
+def _add_usage(
+    one: TenantUsage, labels: tuple[str, ...], tasks: CounterMetricFamily, tokens: CounterMetricFamily
+) -> None:
+    for end, number in one.ends.items():
+        tasks.add_metric((*labels, end), number)
+    for kind, number in one.sums.items():
+        if kind != "requests":
+            tokens.add_metric((*labels, kind), number)
 
 
 def _budgets() -> Metric:
@@ -218,6 +239,15 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     for worker in workers:
         computing.add_metric((*_labels(worker), *(str(getattr(worker, name)) for name in how)), 1)
     yield computing
+    disks = GaugeMetricFamily(
+        "petiole_disk_free_ratio",
+        "Free share of the disk that has this folder of the worker's.",
+        labels=(*_LABELS, "folder"),
+    )
+    for worker in workers:
+        for folder, free in worker.disks.items():
+            disks.add_metric((*_labels(worker), folder), free)
+    yield disks
     pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
     windows = GaugeMetricFamily(
         "petiole_window_kv_cache_pages",

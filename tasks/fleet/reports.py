@@ -274,6 +274,7 @@ class WorkerReport(BaseModel):
     memory_left_bytes: Annotated[
         int | None, gauge("memory_left_bytes", "Memory left below the limit of the worker's container.")
     ] = None  # None without a limit
+    disks: dict[str, float] = {}  # the free share of the disks that it uses, by a folder on each
     card_memory_bytes: Annotated[int | None, gauge("card_memory_bytes", "Memory of the card in use.")] = None
     card_power_w: Annotated[float | None, gauge("card_power_watts", "Power of the card.")] = None
     card_temperature_c: Annotated[int | None, gauge("card_temperature_celsius", "Temperature of the card.")] = None

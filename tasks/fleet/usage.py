@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -116,23 +116,23 @@ def usage(number: int = 1, tenant: str | None = None) -> list[TenantUsage]:
     return [one for day, reply in zip(of, replies, strict=True) for one in read(day, reply, tenant)]
 
 
-OTHERS = "(others)"
-"""Stands for tenants without figures of their own. No tenant has this name."""
-
-
 def of_the_busiest(found: Sequence[TenantUsage], most: int) -> list[TenantUsage]:
-    """Those of the `most` tenants with the most tokens, and the sums of all others by day and model."""
-    tokens, rest = Counter[str](), dict[tuple[str, str], tuple[Counter[str], Counter[str]]]()
+    """Those of the `most` tenants with the most tokens."""
+    tokens = Counter[str]()
     for one in found:
         tokens[one.tenant] += one.sums["prompt"] + one.sums["output"]
     kept = {tenant for tenant, _ in tokens.most_common(most)}
+    return [one for one in found if one.tenant in kept]
+
+
+def of_all(found: Iterable[TenantUsage]) -> list[TenantUsage]:
+    """The sums of all tenants, by day and model. `tenant` is empty."""
+    whole = defaultdict[tuple[str, str], tuple[Counter[str], Counter[str]]](lambda: (Counter(), Counter()))
     for one in found:
-        if one.tenant not in kept:
-            sums, ends = rest.setdefault((one.day, one.model), (Counter(), Counter()))
-            sums.update(one.sums)
-            ends.update(one.ends)
-    others = [TenantUsage(day, OTHERS, model, *summed) for (day, model), summed in rest.items()]
-    return [*(one for one in found if one.tenant in kept), *others]
+        sums, ends = whole[one.day, one.model]
+        sums.update(one.sums)
+        ends.update(one.ends)
+    return [TenantUsage(day, "", model, *summed) for (day, model), summed in whole.items()]
 
 
 def entries(number: int = 1, tenant: str | None = None, client: redis.Redis | None = None) -> Iterator[bytes]:

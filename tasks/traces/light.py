@@ -39,6 +39,7 @@ _RANDOM: int = getattr(TraceFlags, "RANDOM_TRACE_ID", 0)
 _WHOLE = {StaticSampler, TraceIdRatioBased, ParentBased, ParentBasedTraceIdRatio}
 """Samplers that decide alike for a span and for what is below it."""
 _LIMIT = re.compile("OTEL_.*_LIMIT")
+_UNSET = Status()
 
 
 class KnownResource(Resource):
@@ -57,8 +58,24 @@ class KnownResource(Resource):
 class LightSpan(ReadableSpan, api.Span):
     """A span that one thread at a time writes to, until its end."""
 
-    def __init__(self, processor: SpanProcessor, start_time: int | None, **known: Any) -> None:
-        ReadableSpan.__init__(self, start_time=time.time_ns() if start_time is None else start_time, **known)
+    dropped_attributes = dropped_events = dropped_links = 0
+
+    def __init__(
+        self,
+        processor: SpanProcessor,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        kind: SpanKind,
+        attributes: dict[str, Any],
+        links: tuple[Link, ...],
+        start_time: int,
+        resource: Resource,
+        scope: InstrumentationScope,
+    ) -> None:
+        super().__init__(
+            name, context, parent, resource, attributes, (), links, kind, None, _UNSET, start_time, None, scope
+        )
         self._processor = processor
 
     def get_span_context(self) -> SpanContext:
@@ -101,7 +118,7 @@ class LightTracer(api.Tracer):
 
     def __init__(self, provider: LightProvider, full: api.Tracer) -> None:
         self._provider, self._full = provider, full
-        self._known = {"resource": provider.resource, "instrumentation_scope": InstrumentationScope(NAME, "")}
+        self._resource, self._scope = provider.resource, InstrumentationScope(NAME, "")
 
     def start_span(
         self,
@@ -120,7 +137,7 @@ class LightTracer(api.Tracer):
         ids, parent = provider.id_generator, api.get_current_span(context)
         above: SpanContext | None = parent.get_span_context()
         given = dict(attributes or {})
-        if isinstance(parent, LightSpan):
+        if type(parent) is LightSpan:
             assert above is not None
             own = SpanContext(above[0], ids.generate_span_id(), False, above[3], above[4])
         else:
@@ -138,16 +155,18 @@ class LightTracer(api.Tracer):
             if not sampled:
                 return api.NonRecordingSpan(own)
             given.update(found.attributes or {})
+        began = time.time_ns() if start_time is None else start_time
         return LightSpan(
             provider.processor,
-            start_time,
-            name=name,
-            context=own,
-            parent=above,
-            kind=kind,
-            attributes=given,
-            links=tuple(links or ()),
-            **self._known,
+            name,
+            own,
+            above,
+            kind,
+            given,
+            tuple(links or ()),
+            began,
+            self._resource,
+            self._scope,
         )
 
     @contextmanager

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from petiole.tasks.traces import carried
 
@@ -60,43 +60,54 @@ def fail(span: Span, kind: str) -> None:
     span.set_status(StatusCode.ERROR)
 
 
-class Submission:
-    """The span of a submission: nothing is recorded without one."""
+class Current:
+    """A span that is current in its context, and ends with it. Nothing is recorded without one."""
+
+    __slots__ = ("_span", "_token")
 
     def __init__(self, span: Span | None = None) -> None:
         self._span = span
+
+    def __enter__(self) -> Self:
+        if self._span is not None:
+            from opentelemetry import context, trace
+
+            self._token = context.attach(trace.set_span_in_context(self._span))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._span is not None:
+            from opentelemetry import context
+
+            context.detach(self._token)
+            self._span.end()
+
+
+class Submission(Current):
+    """The span of a submission."""
+
+    __slots__ = ()
 
     def sent(self, task_id: str, queue: str) -> None:
         if self._span is not None:
             self._span.update_name(f"send {queue}")
             self._span.set_attributes({"messaging.message.id": task_id, "messaging.destination.name": str(queue)})
 
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._span is not None and kind is not None:
+            fail(self._span, kind.__name__)
+        super().__exit__(kind)
 
-_UNSENT = Submission()
 
-
-@contextmanager
-def sending(task: str) -> Iterator[Submission]:
+def sending(task: str) -> Submission:
     """In this context a task of this name is submitted."""
     if (made := tracer()) is None or _celery_records():
-        yield _UNSENT
-        return
+        return Submission()
     from opentelemetry.trace import SpanKind
 
+    context = None if _below_another() else context_of(carried.headers())
     about = {"messaging.system": SYSTEM, "messaging.operation.type": "send", "celery.task_name": task}
-    with made.start_as_current_span(
-        "send",
-        context=None if _below_another() else context_of(carried.headers()),
-        kind=SpanKind.PRODUCER,
-        attributes=about,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        try:
-            yield Submission(span)
-        except BaseException as error:
-            fail(span, type(error).__name__)
-            raise
+    return Submission(made.start_span("send", context=context, kind=SpanKind.PRODUCER, attributes=about))
 
 
 def _celery_records() -> bool:
@@ -149,11 +160,10 @@ def reading(task_id: str, trace: Mapping[str, str] | None) -> Reading | None:
     return Reading(span) if span.is_recording() else None
 
 
-class ServerSpan:
-    """The span of a request to the gateway: nothing is recorded without one."""
+class ServerSpan(Current):
+    """The span of a request to the gateway."""
 
-    def __init__(self, span: Span | None = None) -> None:
-        self._span = span
+    __slots__ = ()
 
     def answered(self, method: str, route: str, status: int) -> None:
         if (span := self._span) is None:
@@ -166,9 +176,6 @@ class ServerSpan:
             fail(span, str(status))
 
 
-UNRECORDED = ServerSpan()
-
-
 @contextmanager
 def serving(headers: Mapping[str, str]) -> Iterator[ServerSpan]:
     """In this context a request with these headers is answered. Beneath a span of the application's own there is
@@ -176,18 +183,12 @@ def serving(headers: Mapping[str, str]) -> Iterator[ServerSpan]:
     made = tracer()
     if made is None or _below_another():
         with carried.following(carried.of(headers)):
-            yield UNRECORDED
+            yield ServerSpan()
         return
     from opentelemetry.trace import SpanKind
 
-    with made.start_as_current_span(
-        "request",
-        context=context_of(headers),
-        kind=SpanKind.SERVER,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        yield ServerSpan(span)
+    with ServerSpan(made.start_span("request", context=context_of(headers), kind=SpanKind.SERVER)) as span:
+        yield span
 
 
 def _below_another() -> bool:

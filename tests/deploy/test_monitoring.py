@@ -20,7 +20,7 @@ from tests.support.site import REPOSITORY
 
 HERE = REPOSITORY / "deploy" / "monitoring"
 FLEET_WIDE = {"petiole_redis_up", "petiole_quarantine_messages", "petiole_budget_used_ratio"}
-USAGE = {"petiole_usage_requests", "petiole_usage_tokens"}
+USAGE = {f"petiole_{of}usage_{what}" for of in ("", "all_") for what in ("requests", "tokens")}
 _SUFFIX = re.compile(r"_(total|bucket|sum|count)$")
 
 
@@ -57,6 +57,12 @@ def queries() -> list[str]:
         for panel in board.panels
         for query in panel.queries.values()
     ]
+
+
+def asked(query: str, fleet: str = ".*") -> str:
+    """A panel's query as Grafana asks it, of all workers and queues."""
+    said: str = renderer().of_fleets(query).replace("$fleet", fleet)
+    return said.replace("$__rate_interval", "1m").replace("$worker", ".*").replace("$queue", ".*")
 
 
 def promtool(*arguments: str) -> None:
@@ -106,11 +112,7 @@ def test_prometheus_takes_the_rules_and_the_configuration(tmp_path: Path) -> Non
 
 
 def test_prometheus_takes_each_query_of_the_dashboards(tmp_path: Path) -> None:
-    said = [
-        re.sub(r"\$__rate_interval", "5m", query).replace("$worker", ".*").replace("$queue", ".*")
-        for query in queries()
-    ]
-    recorded = [{"record": f"panel:{at}", "expr": query} for at, query in enumerate(said)]
+    recorded = [{"record": f"panel:{at}", "expr": asked(query)} for at, query in enumerate(queries())]
     (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
     promtool("check", "rules", str(tmp_path / "panels.yml"))
 
@@ -135,6 +137,7 @@ HEALTHY = {
     f"petiole_lease_age_seconds{{{WORKER}}}": "1x60",
     f"petiole_lost_leases_total{{{WORKER}}}": "0x60",
     f"petiole_memory_left_bytes{{{WORKER}}}": "4000000000x60",
+    f'petiole_disk_free_ratio{{{WORKER},folder="/kv"}}': "0.06x60",
     f'petiole_failures_total{{{WORKER},fault="server"}}': "0x60",
     f'petiole_failures_total{{{WORKER},fault="caller"}}': "0+9x60",
     f"petiole_num_pending_completions{{{WORKER}}}": "0x60",
@@ -165,6 +168,7 @@ FAULTS = {
     "PetioleLeaseOld": {"petiole_lease_age": "0+15x60"},
     "PetioleLeasesLost": {"petiole_lost_leases": "0+1x60"},
     "PetioleMemoryLow": {"petiole_memory_left": "1000000x60"},
+    "PetioleDiskNearlyFull": {"petiole_disk_free": "0.04x60"},
     "PetioleTasksFail": {'fault="server"': "0+1x60"},
     "PetioleResultsNotStored": {"petiole_num_pending": "2x60"},
     "PetioleChordsFail": {"petiole_failed_chords": "0+1x60"},
@@ -239,6 +243,34 @@ def test_a_fleet_changes_no_alert_of_another(tmp_path: Path) -> None:
         ),
     ]
     check_rules(tmp_path, tests)
+
+
+def test_a_panel_shows_the_chosen_fleets_alone(tmp_path: Path) -> None:
+    """One without a `namespace` is shown among all."""
+    shutil.copy(HERE / "alerts.yml", tmp_path)
+    both = samples({}, namespace="prod") + samples(LOST, namespace="staging") + samples({})
+    expected = [(".*", 2), ("prod", 1), ("staging", 0), ("prod|staging", 1)]
+    up = [
+        {
+            "expr": asked("sum(petiole_worker_up)", fleet),
+            "eval_time": "5m",
+            "exp_samples": [{"labels": "{}", "value": value}],
+        }
+        for fleet, value in expected
+    ]
+    check_rules(tmp_path, [{"interval": "15s", "input_series": both, "promql_expr_test": up}])
+
+
+def test_each_query_is_asked_of_the_chosen_fleets() -> None:
+    boards = [json.loads(path.read_text()) for path in (HERE / "dashboards").glob("*.json")]
+    for board in boards:
+        first, *others = [one for one in board["templating"]["list"] if one["type"] == "query"]
+        assert first["name"] == "fleet"
+        shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        for query in (*shown, *(one["query"]["query"] for one in others)):
+            selectors = re.findall(r"petiole_\w+({[^}]*})?", query)
+            assert selectors
+            assert all('namespace=~"$fleet"' in one for one in selectors), query
 
 
 def check_rules(folder: Path, tests: list[dict[str, Any]]) -> None:

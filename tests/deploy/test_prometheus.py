@@ -4,7 +4,6 @@ figures, and no alert is raised for a fleet without a fault."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import time
@@ -20,7 +19,7 @@ import pytest
 import yaml
 
 from petiole.tasks.keys import SENT_HEADER
-from tests.deploy.test_monitoring import HERE, metrics_in, renderer
+from tests.deploy.test_monitoring import HERE, asked, metrics_in, renderer
 from tests.support.gateway import Gateway
 from tests.support.scraping import exporter, samples_of
 from tests.support.site import Site, eventually
@@ -91,9 +90,7 @@ def test_each_panel_has_figures_and_no_alert_is_raised(tmp_path: Path) -> None:
             for board in renderer().DASHBOARDS.values():
                 for panel in board.panels:
                     for query in panel.queries.values():
-                        asked = re.sub(r"\$__rate_interval", "1m", query)
-                        asked = re.sub(r"\$(worker|queue)\b", ".*", asked)
-                        found = prometheus.ask("query", query=asked)["result"]
+                        found = prometheus.ask("query", query=asked(query))["result"]
                         if not found and metrics_in(query) <= scraped:
                             empty.append(f"{board.title}, {panel.title}: {query}")
             assert empty == []

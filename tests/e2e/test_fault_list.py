@@ -26,9 +26,9 @@ import redis
 import yaml
 from prometheus_client.samples import Sample
 
-from petiole.tasks.fleet.repair.diagnosis import SLOW_S
+from petiole.tasks.fleet.repair.diagnosis import LOW_DISK, SLOW_S
 from tests.chaos.test_chaos import small_disk
-from tests.deploy.test_monitoring import HERE, promtool, renderer
+from tests.deploy.test_monitoring import HERE, asked, promtool, renderer
 from tests.e2e.conftest import WatchedSite
 from tests.support.client import client
 from tests.support.gateway import Gateway
@@ -126,8 +126,7 @@ def number(value: float) -> str:
 
 def query_of(panel: Panel) -> str:
     [found] = [one for one in renderer().DASHBOARDS[panel.board].panels if one.title == panel.title]
-    shown = " or ".join(f"group(({query}) {panel.shows})" for query in found.queries.values())
-    return shown.replace("$__rate_interval", "1m").replace("$worker", ".*").replace("$queue", ".*")
+    return " or ".join(f"group(({asked(query)}) {panel.shows})" for query in found.queries.values())
 
 
 def judged(folder: Path, before: Samples, behind: Samples, alerts: Sequence[str], panel: Panel) -> None:
@@ -169,6 +168,12 @@ def check(
     eventually(seen, "the exporter shows it")
     assert of.doctor() == set(doctor)
     judged(of.site.folder, before, of.scrape(), alerts, panel)
+
+
+def fill(disk: Path) -> None:
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
 
 
 # ------------------------------------------------------------ workers
@@ -243,6 +248,23 @@ def test_a_worker_has_the_wrong_model(own_site: Site) -> None:
             doctor=["PetioleModelsDiffer"],
             panel=Panel("queues", "Different models", "> 1"),
         )
+
+
+def test_the_disk_of_a_worker_is_nearly_full(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(tmp_path / "disk"))
+        site = stack.enter_context(Site(tmp_path, PETIOLE_DRAIN_SECONDS=0, PETIOLE_BATCH_FILES=disk))
+        of = stack.enter_context(fleet(site))
+        check(
+            of,
+            lambda: fill(disk),
+            lambda: of.shows("petiole_disk_free_ratio", 0),
+            alerts=["PetioleDiskNearlyFull"],
+            doctor=["PetioleDiskNearlyFull"],
+            panel=Panel("worker", "Disks: free", f"< {LOW_DISK}"),
+        )
+        (disk / "filler").unlink()
+        eventually(lambda: of.doctor() == set(), "there is room again")
 
 
 # ------------------------------------------------------------ messages
@@ -365,15 +387,9 @@ def test_the_disk_of_redis_is_full(tmp_path: Path) -> None:
         disk = stack.enter_context(small_disk(tmp_path / "disk"))
         site = stack.enter_context(Site(tmp_path, PETIOLE_DRAIN_SECONDS=0, options=("--dir", str(disk))))
         of = stack.enter_context(fleet(site))
-
-        def fill() -> None:
-            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(2**16))
-
         check(
             of,
-            fill,
+            lambda: fill(disk),
             lambda: of.shows("petiole_worker_up", 0),
             alerts=["PetioleRedisReadOnly"],
             doctor=["PetioleRedisReadOnly", "RedisDiskFails"],

@@ -142,7 +142,7 @@ def declared(*extras: str) -> list[Requirement]:
     return [one for one in map(Requirement, lines) if one.name != "petiole"]
 
 
-@pytest.mark.parametrize(("image", "extra"), [("cpu", ()), ("gpu", ("gpu",))])
+@pytest.mark.parametrize(("image", "extra"), [("cpu", ()), ("gpu", ("gpu", "nvml"))])
 def test_an_image_installs_what_is_declared_with_hashes(image: str, extra: tuple[str, ...]) -> None:
     """Run `make lock` after a change of the dependencies."""
     versions = locked(image)
@@ -150,7 +150,7 @@ def test_an_image_installs_what_is_declared_with_hashes(image: str, extra: tuple
         torch = re.match(r"torch==([\d.]+)", (ROOT / "images" / "torch.txt").read_text())
         assert torch
         versions["torch"] = [torch[1]]
-    for requirement in declared("worker", "cli", "metrics", "gateway", "jwt", *extra):
+    for requirement in declared("worker", "cli", "metrics", "gateway", "jwt", "otel", *extra):
         found = versions[canonicalize_name(requirement.name)]
         assert all(requirement.specifier.contains(version) for version in found), requirement
 
@@ -164,7 +164,7 @@ def test_the_gateways_image_has_the_workers_versions_and_no_torch() -> None:
     gateway, gpu = locked("gateway"), locked("gpu")
     assert {name: gpu[name] for name in gateway} == gateway
     assert not {"torch", "numpy", "tokenizers"} & gateway.keys()
-    for requirement in declared("gateway", "jwt", "cli"):
+    for requirement in declared("gateway", "jwt", "cli", "otel"):
         assert all(requirement.specifier.contains(one) for one in gateway[canonicalize_name(requirement.name)])
 
 

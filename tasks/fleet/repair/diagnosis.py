@@ -2,7 +2,7 @@
 
 `gather` asks Redis, the broker and the workers' reports. `diagnose` is a pure function of the answers. A finding
 has the name of the alert that Prometheus raises for the same fault, if there is one. docs/runbooks.md has a
-section for each name."""
+section for each name. A finding is a problem, which somebody has to mend, or a remark."""
 
 from __future__ import annotations
 
@@ -35,13 +35,22 @@ CLOCK_S = 5.0
 """Above this the clocks of Redis and of this process differ."""
 LEASE_S = 10.0
 LOW_MEMORY_BYTES = 256 * 2**20
+LOW_DISK = 0.05
+"""Below this free share a disk is nearly full."""
 RECENT_S = 600.0
 """A failed process whose successor began within this time is a finding."""
 FULL = 0.9
 """The share of `maxmemory` from which on Redis is nearly full."""
+DENIED_SHOWN = 5
+"""Of the commands that a gateway's user may not call."""
 NOBODY = "no worker of Petiole has taken for days: it is misspelt, or another application's"
 
 _ERRORS = (OperationalError, redis.RedisError, OSError)
+
+
+REMARKS = {"PetioleBudgetUsedUp", "PetioleRedisChanged", "VersionsDiffer"}
+"""Findings that need no hand: a limit does what somebody has set it for, a failover has passed, an upgrade is not
+complete."""
 
 
 class Finding(NamedTuple):
@@ -49,6 +58,10 @@ class Finding(NamedTuple):
 
     name: str
     what: str
+
+    @property
+    def is_problem(self) -> bool:
+        return self.name not in REMARKS
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,7 @@ def _server(name: str, url: str) -> Server:
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """What is wrong, the cause of other findings first."""
+    """What is wrong, the cause of other findings first, and remarks last."""
     found = [
         Finding(
             "PetioleRedisDown",
@@ -143,7 +156,7 @@ def diagnose(facts: Facts) -> list[Finding]:
     if facts.quarantined:
         were = "message was" if facts.quarantined == 1 else "messages were"
         found.append(Finding("PetioleQuarantine", f"{facts.quarantined} malformed {were} put aside"))
-    return found
+    return sorted(found, key=lambda finding: not finding.is_problem)
 
 
 def _of_server(server: Server) -> Iterator[Finding]:
@@ -191,7 +204,9 @@ def _of_gateway(gateway: Gateway) -> Iterator[Finding]:
     if gateway.away:
         yield Finding("PetioleGatewayDown", f"{name} does not serve: {gateway.away}")
     if gateway.denied:
-        denied = f"its Redis user may not do this: {', '.join(gateway.denied)}"
+        more = len(gateway.denied) - DENIED_SHOWN
+        others = f", and {more} more, which {gateway.url}/ready names" if more > 0 else ""
+        denied = f"its Redis user may not do this: {', '.join(gateway.denied[:DENIED_SHOWN])}{others}"
         yield Finding("PetioleGatewayRights", f"{name} lacks rights: {denied}")
 
 
@@ -212,6 +227,10 @@ def _of_worker(worker: WorkerReport) -> Iterator[Finding]:
         )
     if worker.memory_left_bytes is not None and worker.memory_left_bytes < LOW_MEMORY_BYTES:
         yield Finding("PetioleMemoryLow", f"{name} has {worker.memory_left_bytes >> 20} MiB of memory left")
+    for folder, free in worker.disks.items():
+        if free < LOW_DISK:
+            said = f"the disk of {name} that has {folder} is nearly full: {free:.1%} of it is free"
+            yield Finding("PetioleDiskNearlyFull", said)
 
 
 def _of_starts(facts: Facts) -> Iterator[Finding]:

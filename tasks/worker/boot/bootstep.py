@@ -35,6 +35,7 @@ from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.card import find as find_card
+from petiole.tasks.worker.reports.disks import Disks, folders_of
 from petiole.tasks.worker.reports.facts import facts_of, model_name
 from petiole.tasks.worker.reports.host import ProcessMemory, say_if_clocks_differ
 from petiole.tasks.worker.reports.incidents import incidents
@@ -129,7 +130,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         tokens = GrowthRate(lambda: int(engine.stats().get("generated_tokens", 0)))
         texts = GrowthRate(lambda: int(engine.stats().get("texts", 0)))
 
-        batches = BatchHost(worker.hostname, settings().visibility_timeout_s)
+        batches, disks = BatchHost(worker.hostname, settings().visibility_timeout_s), Disks(folders_of(settings()))
 
         def report() -> WorkerReport:
             served = queues()
@@ -149,11 +150,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 **incidents.report(),
                 **batches.report(),
                 **memory.report(),
+                **disks.report(),
                 **({} if card is None else card.report()),
                 **engine_figures(engine.stats()),
                 **services.tally.report(),
             )
 
+        disks.start()
         pool.reporter = Reporter(
             connections.streams(),
             worker=worker.hostname,

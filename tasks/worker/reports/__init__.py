@@ -2,6 +2,7 @@
 
 reporter    the thread that writes this worker's report, with figures from `Engine.stats`
 host        this process's memory, and its clock beside Redis's
+disks       how full the disks of its folders are
 card        the card's own figures, from its driver
 incidents   counts of incidents in this process: deaths, lost leases, redeliveries
 histograms  histograms of waits, times and tokens, for Prometheus

@@ -18,6 +18,21 @@ from tests.support.site import RedisServer
 SHARE = usage.BudgetShare("acme", "day_tokens", 90, 100)
 
 
+def used(tenant: str, tokens: int) -> usage.TenantUsage:
+    sums = {"requests": 1, "prompt": tokens, "output": 0}
+    return usage.TenantUsage("2026-01-01", tenant, "m", sums, {"stop": 1})
+
+
+def test_the_sum_of_all_grows_when_a_tenant_joins_the_busiest() -> None:
+    """What others have is the difference: as a series of its own it would fall here."""
+    before, after = ([used("a", 9), used("b", 5), used("c", c)] for c in (4, 7))
+    assert [one.tenant for one in usage.of_the_busiest(before, 2)] == ["a", "b"]
+    assert [one.tenant for one in usage.of_the_busiest(after, 2)] == ["a", "c"]
+    [[one], [other]] = map(usage.of_all, (before, after))
+    assert (one.sums["prompt"], other.sums["prompt"]) == (18, 21)
+    assert (one.model, one.ends) == ("m", {"stop": 3})
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)

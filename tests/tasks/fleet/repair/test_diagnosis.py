@@ -63,6 +63,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "backend": ("PetioleResultsNotStored", worker(pending_completions=2)),
     "late streams": ("PetioleStreamsLate", worker(streams_behind_s=3.0)),
     "memory": ("PetioleMemoryLow", worker(memory_left_bytes=10)),
+    "disk": ("PetioleDiskNearlyFull", worker(disks={"/kv": 0.04, "/models": 0.06})),
     "crash loop": (
         "PetioleWorkerRestarts",
         {"lives": {"w1": Life(started_at=9_990, starts=9, last_exit="killed")}},
@@ -101,6 +102,12 @@ def test_a_fault_is_found_alone(name: str, fault: dict[str, Any]) -> None:
     assert [finding.name for finding in diagnose(replace(HEALTHY, **fault))] == [name]
 
 
+def test_remarks_come_last_and_are_no_problems() -> None:
+    facts = replace(HEALTHY, budgets=[SHARE._replace(used=100)], quarantined=1, **worker(redis_changed_s=30.0))
+    found = [(finding.name, finding.is_problem) for finding in diagnose(facts)]
+    assert found == [("PetioleQuarantine", True), ("PetioleRedisChanged", False), ("PetioleBudgetUsedUp", False)]
+
+
 def test_workers_that_cannot_report_are_not_called_lost() -> None:
     facts = replace(HEALTHY, **worker(age_s=60.0), **answers("OOM", 0.001, 0.0))
     assert [finding.name for finding in diagnose(facts)] == ["PetioleRedisReadOnly"]
@@ -115,6 +122,13 @@ def test_a_queue_that_is_not_the_fleets_may_be_another_applications() -> None:
     own = QUEUE.model_copy(update={"queue": "petiole.post", "known": False})
     [finding] = diagnose(replace(HEALTHY, queues=[own]))
     assert (finding.name, "another application's" in finding.what) == ("PetioleNoWorker", True)
+
+
+def test_of_many_commands_that_a_gateway_may_not_call_some_are_named() -> None:
+    for number, more in ((5, ""), (7, ", and 2 more, which http://g/ready names")):
+        denied = [f"get {i}" for i in range(number)]
+        [finding] = diagnose(replace(HEALTHY, gateways=[GATEWAY._replace(denied=denied)]))
+        assert finding.what.endswith(f"get 3, get 4{more}")
 
 
 def test_a_lost_worker_has_no_other_finding() -> None:
