@@ -78,12 +78,9 @@ def _part(field: str, part: object, fetched: Images, view: Mapping[str, Any]) ->
             url = image(f"{field}.image_url.url", fetched.get(url, url))
             return {"type": "image_url", "image_url": {"url": url, **more}}
         case {"type": "video", "video": str(url)}:
-            return _part(field, {**part, "type": "video_url", "video_url": url}, fetched, view)
+            return _video(field, part, url, view)
         case {"type": "video_url", "video_url": {"url": str(url)} | str(url)}:
-            more = _said(field, part, view, video=True)
-            if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
-                raise InvalidRequest(f"{field}.video_url.url", "must be a data URL", shorten(url))
-            return {"type": "video_url", "video_url": {"url": url, **more}}
+            return _video(field, part, url, view)
         case {"type": "video", "video": [*urls]} if all(isinstance(url, str) for url in urls):
             more = _said(field, part, view, video=True)
             frames = [image(f"{field}.video[{k}]", fetched.get(url, url)) for k, url in enumerate(urls)]
@@ -92,6 +89,14 @@ def _part(field: str, part: object, fetched: Images, view: Mapping[str, Any]) ->
             limit = "must be a complete part of type text, image_url, video_url or video"
             raise InvalidRequest(field, limit, shorten(kind))
     raise InvalidRequest(field, "must be an object with a type", shorten(part))
+
+
+def _video(field: str, part: object, url: str, view: Mapping[str, Any]) -> dict[str, Any]:
+    """A part whose video is a file."""
+    more = _said(field, part, view, video=True)
+    if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
+        raise InvalidRequest(f"{field}.video_url.url", "must be a data URL", shorten(url))
+    return {"type": "video_url", "video_url": {"url": url, **more}}
 
 
 def _said(field: str, part: object, view: Mapping[str, Any], *, video: bool) -> dict[str, Any]:

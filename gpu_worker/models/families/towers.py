@@ -268,8 +268,9 @@ def _video(raw: JsonObject, text: ModelPlan) -> int | None:
 
 
 def _named_token(raw: JsonObject, text: ModelPlan, key: str) -> int | None:
-    """None if the configuration does not name it."""
-    return None if raw.get(key) is None else whole(raw, key, text.vocab_size - 1, 0, low=0)
+    """None if the configuration does not name it, or names one without an embedding."""
+    token = raw.get(key)
+    return token if type(token) is int and 0 <= token < text.vocab_size else None
 
 
 def _theta(given: JsonObject, default: float = 10_000.0) -> float:

@@ -37,7 +37,8 @@ class ResizedVideos(ABC):
         return self.mark
 
     def pixels(self, frame: Image.Image, layout: ImageLayout) -> UInt8Array:
-        return self.pictures.prepared(frame, 0, layout).pixels[0]
+        pixels: UInt8Array = self.pictures.prepared(frame, 0, layout).pixels[0]
+        return pixels
 
     def n_patches(self, layout: ImageLayout) -> int:
         return layout.n_positions * self.pictures.merge**2

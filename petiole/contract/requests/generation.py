@@ -27,7 +27,7 @@ from petiole.contract.limits import (
 )
 from petiole.contract.requests import images, tool_choice as choices
 from petiole.contract.requests.bounds import Entries, Object
-from petiole.contract.requests.images import View
+from petiole.contract.requests.images import MediaPart, View
 from petiole.contract.requests.sampling import Sampling, SamplingParams
 from petiole.contract.requests.validation import Declared, Given, listed
 
@@ -302,7 +302,7 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
         return [part.view for part in self._media for _ in part.files]
 
     @property
-    def _media(self) -> list[images.MediaPart]:
+    def _media(self) -> list[MediaPart]:
         return [part for message in self.messages for part in images.parts_of(message)]
 
 
