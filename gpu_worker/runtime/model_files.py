@@ -94,7 +94,9 @@ class ModelReader:
             digest = _joined(digest, settled)
         digest = _quantised(digest, self._config, self._platform)
         if found.pictures is not None:  # a task that goes on elsewhere must have the same prompt there
-            digest = _with(digest, f"image tokens {self._config.image_tokens}")
+            config = self._config
+            seen = f"image tokens {config.image_tokens} video {config.video_frames} {config.video_tokens}"
+            digest = _with(digest, seen)
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
         files = files_of_weights(folder) if self._source is None else "unknown"
         info = ModelInfo(model, folder, replace(found, plan=settled), digest, files, ends, longest)
