@@ -1,7 +1,7 @@
-"""The images for CPUs and for the gateway, and the compose file, built and run by podman, with all their restrictions.
+"""The images for CPUs and for the gateway, and the compose file, built and run by podman under all restrictions.
 
-It is skipped where podman, podman-compose or the two base images are not there: no image is downloaded. Health checks
-are run as compose.yml has them: podman needs systemd to run them by itself.
+It is skipped where podman, podman-compose or the two base images are not there: no image is downloaded. The test
+runs the health checks of the compose file: podman runs them by itself only under systemd.
 """
 
 from __future__ import annotations
