@@ -354,8 +354,8 @@ class ModelLimits:
     so. `pictures`, `videos`: turn these into what is encoded, or None. `processor`: turns skill calls into
     prompts, or None. `files`: which files of this machine the weights are from. `batching`: the meaning of
     settings of 0, on this device and with this memory. `computing`: for operators alone. `drafts`: how many tokens
-    a step drafts at most for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it takes steps of
-    rows in doubt, and DRAFTED."""
+    a step drafts at most for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it takes steps
+    of rows in doubt, and DRAFTED."""
 
     model: str
     fingerprint: str
