@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from petiole.contract.requests.images import View
+from petiole.gpu_worker.exceptions import require
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.gemma_pictures import budget_pictures
 from petiole.gpu_worker.models.vision.pictures import GridPictures, ResizedPictures, grid_pictures, must
@@ -61,7 +62,7 @@ class TimedVideos(ResizedVideos):
 
     def moments(self, frames: Frames, field: str, room: Room, view: View) -> Sequence[Moment]:
         groups, (begin, end) = self.groups(len(frames.times)), self.around
-        most = min(room.image, room.video // len(groups))
+        most = most_of(len(groups), room, field)
         layout = self.pictures.layout_of_frames(
             *frames.size, field, most, view, n=len(frames.times), at_once=self.frames
         )
@@ -80,7 +81,7 @@ class PlacedVideos(ResizedVideos):
 
     def moments(self, frames: Frames, field: str, room: Room, view: View) -> Sequence[Moment]:
         groups = self.groups(len(frames.times))
-        most = min(room.image, room.video // len(groups))
+        most = most_of(len(groups), room, field)
         layout = self.pictures.layout(*frames.size, field, most, view)
         assert layout.rotary is not None
         found, ahead, side = list[Moment](), 0, int(layout.rotary.max()) + 1
@@ -100,11 +101,17 @@ class ClockVideos(ResizedVideos):
 
     def moments(self, frames: Frames, field: str, room: Room, view: View) -> Sequence[Moment]:
         groups, (begin, end) = self.groups(len(frames.times)), self.around
-        layout = self.pictures.layout(*frames.size, field, min(room.image, room.video // len(groups)), view)
+        layout = self.pictures.layout(*frames.size, field, most_of(len(groups), room, field), view)
         clock = [f"{int(at // 60):02d}:{int(at % 60):02d} " for at in frames.times]
         return [
             Moment((k,), layout, (f"{' ' * (k > 0)}{clock[k]}", begin, self.placeholder, end)) for (k,) in groups
         ]
+
+
+def most_of(n: int, room: Room, field: str) -> int:
+    """The most positions of each of `n` images. Raises InvalidRequest."""
+    require(n <= room.video, field, f"must be a video of at most {room.video} positions", f"{n} images")
+    return min(room.image, room.video // n)
 
 
 def no_videos(tower: TowerConfig, pictures: ResizedPictures, given: Mapping[str, Any]) -> None:

@@ -229,3 +229,20 @@ def test_videos_anywhere_beside_text(
             assert not {PAD, VIDEO_PAD} & set(result.token_ids), "which the reference would take for pictures"
             assert error(reference(model, SHOT, parts, list(result.token_ids), fps), result) < 1e-4
     assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+def test_a_model_without_videos_refuses_them_by_field(open_engine: OpenEngine) -> None:
+    engine, _ = open_engine("mistral3")
+    assert engine.limits.images is not None
+    with pytest.raises(InvalidRequest, match="takes no videos") as caught:
+        engine.generate([asked([said("a"), video()])])
+    assert caught.value.field == "messages[0].content[1]"
+
+
+def test_other_limits_are_another_fingerprint(open_engine: OpenEngine) -> None:
+    """A task that goes on elsewhere must get the same prompt there."""
+    made = [
+        open_engine(**more)[0].limits.fingerprint for more in ({}, {"video_frames": 8}, {"video_tokens": 99}, {})
+    ]
+    assert made[0] == made[3]
+    assert len(set(made)) == 3
