@@ -264,7 +264,7 @@ class Scheduler:
         for seq, sampled, n_valid, drafted in zip(step.sequences, outputs, accepted, drafts, strict=False):
             offset, end, outstanding = end, end + sampled, None
             try:
-                outstanding = seq.inflight_refs
+                outstanding = len(seq.outstanding)
                 if seq.finalized:
                     state.counters.zombie_outputs += sampled
                     self._drop(seq)

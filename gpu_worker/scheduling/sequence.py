@@ -87,7 +87,6 @@ class SchedulableSequence:
     """
 
     __slots__ = (
-        "_outstanding",
         "blocks",
         "finalized",
         "generated",
@@ -98,6 +97,7 @@ class SchedulableSequence:
         "max_outstanding",
         "num_input_tokens",
         "num_known_tokens",
+        "outstanding",
         "prompt",
     )
 
@@ -124,7 +124,7 @@ class SchedulableSequence:
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
         self.blocks: Blocks | None = None
-        self._outstanding: deque[Operation] = deque()
+        self.outstanding: deque[Operation] = deque()
 
     # ------------------------------------------------------------ derived
 
@@ -140,30 +140,30 @@ class SchedulableSequence:
     @property
     def n_repeated(self) -> int:
         """Number of inputs that the next decode or verification computes once more, before the last token."""
-        return 0 if self._outstanding else self.tail_tokens - 1
+        return 0 if self.outstanding else self.tail_tokens - 1
 
     @property
     def inflight_refs(self) -> int:
         """Number of outstanding operations, equal to the in-flight steps with this sequence (I4)."""
-        return len(self._outstanding)
+        return len(self.outstanding)
 
     @property
     def is_idle(self) -> bool:
-        return not self._outstanding
+        return not self.outstanding
 
     @property
     def state(self) -> SequenceState:
-        return self._outstanding[-1].state if self._outstanding else SequenceState.IDLE
+        return self.outstanding[-1].state if self.outstanding else SequenceState.IDLE
 
     @property
     def newest(self) -> Operation:
         """The newest outstanding operation."""
-        return self._outstanding[-1]
+        return self.outstanding[-1]
 
     @property
     def scheduled_position(self) -> int:
         """KV length after all outstanding operations: the start of the next one."""
-        outstanding = self._outstanding
+        outstanding = self.outstanding
         if len(outstanding) == 1:
             return self.kv_position + outstanding[0].n_positions
         return self.kv_position + sum([op.n_positions for op in outstanding])
@@ -171,13 +171,13 @@ class SchedulableSequence:
     @property
     def outstanding_yield(self) -> int:
         """Maximum number of tokens that the outstanding operations yield."""
-        return sum([op.max_yield for op in self._outstanding])
+        return sum([op.max_yield for op in self.outstanding])
 
     @property
     def in_doubt(self) -> int:
         """How many positions before `scheduled_position` the next operation may begin: drafts that outstanding
         operations verify."""
-        return sum([op.max_yield - 1 for op in self._outstanding if op.max_yield > 1])
+        return sum([op.max_yield - 1 for op in self.outstanding if op.max_yield > 1])
 
     @property
     def prefill_target(self) -> int:
@@ -202,7 +202,7 @@ class SchedulableSequence:
     @property
     def can_decode(self) -> bool:
         """Whether `schedule_decode` would succeed now, apart from pages. Does not raise."""
-        outstanding = self._outstanding
+        outstanding = self.outstanding
         if self.finalized or len(outstanding) >= self.max_outstanding:
             return False
         if not outstanding:
@@ -240,7 +240,7 @@ class SchedulableSequence:
     def match_and_add_prefix(self, blocks: Blocks | None, n_cached: int) -> int:
         """Attach pages whose first `n_cached` positions hold KV already, at first or again after `release`: the
         others are computed. Returns `n_cached`."""
-        if self._outstanding or self.kv_position:
+        if self.outstanding or self.kv_position:
             raise NotIdle("the sequence has KV already")
         if not 0 <= n_cached < self.prefill_target:
             raise PrefillOverrun(
@@ -253,8 +253,8 @@ class SchedulableSequence:
     def release(self) -> None:
         """Detach the pages and keep the tokens. Raises NotIdle while operations are outstanding: the device may
         still write to the pages."""
-        if self._outstanding:
-            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        if self.outstanding:
+            raise NotIdle(f"{len(self.outstanding)} operations are outstanding")
         self.blocks = None
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
@@ -266,14 +266,14 @@ class SchedulableSequence:
         position = self.scheduled_position
         if position >= self.prefill_target:
             raise PrefillComplete(f"all {self.prefill_target} tokens are prefilled or scheduled")
-        if len(self._outstanding) >= self.max_outstanding:
-            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        if len(self.outstanding) >= self.max_outstanding:
+            raise NotIdle(f"{len(self.outstanding)} operations are outstanding")
         if not 0 < n_tokens <= self.prefill_target - position:
             raise PrefillOverrun(f"a chunk of {n_tokens}, {self.prefill_target - position} are left")
         self._cover(position + n_tokens)
         final = position + n_tokens == self.prefill_target
         yields = 1 if final and not self.is_recompute else 0
-        self._outstanding.append(Operation(SequenceState.PREFILL_SCHEDULED, n_tokens, yields))
+        self.outstanding.append(Operation(SequenceState.PREFILL_SCHEDULED, n_tokens, yields))
 
     def schedule_decode(self, planned: bool = False) -> None:
         """Schedule one token. `planned`: skip the checks, because the caller has just checked `can_decode` and
@@ -282,31 +282,32 @@ class SchedulableSequence:
             if not self.can_decode:
                 self._refuse()
             self._cover(self.scheduled_position + self.n_repeated + 1)
-        self._outstanding.append(_decode(1 + self.n_repeated))
+        outstanding = self.outstanding
+        outstanding.append(_DECODE if outstanding else _decode(1 + self.n_repeated))
 
     def schedule_speculative(self, n_tokens: int, planned: bool = False) -> None:
         """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them. `planned`: as
         in `schedule_decode`."""
         if not planned:
-            if (self._outstanding and not self.goes_ahead) or not self.can_decode:
+            if (self.outstanding and not self.goes_ahead) or not self.can_decode:
                 self._refuse()
             if not 0 < n_tokens <= self.remaining_tokens:
                 raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
             self._cover(self.scheduled_position + self.n_repeated + n_tokens)
-        self._outstanding.append(_verification(self.n_repeated + n_tokens, n_tokens))
+        self.outstanding.append(_verification(self.n_repeated + n_tokens, n_tokens))
 
     def revert_schedule(self) -> None:
         """Remove the newest operation, which must not have been dispatched to the device. Its pages stay in the
         row."""
-        if not self._outstanding:
+        if not self.outstanding:
             raise WrongState("nothing is outstanding")
-        self._outstanding.pop()
+        self.outstanding.pop()
 
     # ------------------------------------------------------------ apply
 
     def apply(self, tokens: Sequence[int]) -> None:
         """Apply the outcome of the oldest operation, of any kind: the tokens that it yielded."""
-        state = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
+        state = self.outstanding[0].state if self.outstanding else SequenceState.IDLE
         if state is SequenceState.PREFILL_SCHEDULED:
             self.apply_prefill(*tokens)
         elif state is SequenceState.SPECULATIVE_SCHEDULED:
@@ -320,13 +321,13 @@ class SchedulableSequence:
             raise TokenOnNonFinalChunk(f"token {token} from a chunk that yields none")
         if token is None and op.max_yield == 1:
             raise MissingTokenOnFinalChunk("the final chunk yields the first token")
-        self._outstanding.popleft()
+        self.outstanding.popleft()
         if token is not None:
             self.generated.append(token)
         self.kv_position += op.n_positions
 
     def apply_decode(self, token: int) -> None:
-        outstanding = self._outstanding
+        outstanding = self.outstanding
         if not outstanding or outstanding[0] is not _DECODE:
             self._oldest(SequenceState.DECODE_SCHEDULED)
         self.kv_position += outstanding.popleft().n_positions
@@ -337,7 +338,7 @@ class SchedulableSequence:
         op = self._oldest(SequenceState.SPECULATIVE_SCHEDULED)
         if not 0 < len(accepted) <= op.max_yield:
             raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
-        outstanding = self._outstanding
+        outstanding = self.outstanding
         outstanding.popleft()
         self.generated.extend(accepted)
         goes_back = self.keeps_state and len(accepted) < op.max_yield
@@ -351,11 +352,11 @@ class SchedulableSequence:
 
     def discard(self) -> None:
         """Remove the oldest operation of a finalized sequence and ignore its outputs."""
-        if not self._outstanding:
+        if not self.outstanding:
             raise WrongState("nothing is outstanding")
         if not self.finalized:
             raise WrongState("only a finalized sequence discards outputs")
-        self._outstanding.popleft()
+        self.outstanding.popleft()
 
     # ------------------------------------------------------------ internal
 
@@ -365,20 +366,20 @@ class SchedulableSequence:
             raise AllocationFailed(f"no pages for position {n_positions - 1}")
 
     def _oldest(self, state: SequenceState) -> Operation:
-        if not self._outstanding or self._outstanding[0].state is not state:
-            actual = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
+        if not self.outstanding or self.outstanding[0].state is not state:
+            actual = self.outstanding[0].state if self.outstanding else SequenceState.IDLE
             raise WrongState(f"oldest operation: {actual}, applying to {state}")
-        return self._outstanding[0]
+        return self.outstanding[0]
 
     def _refuse(self) -> NoReturn:
         """Raise the error for the first reason why no decode may be scheduled."""
         exclusive = self.state is SequenceState.SPECULATIVE_SCHEDULED and not self.goes_ahead
-        if exclusive or len(self._outstanding) >= self.max_outstanding:
-            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        if exclusive or len(self.outstanding) >= self.max_outstanding:
+            raise NotIdle(f"{len(self.outstanding)} operations are outstanding")
         if self.is_prefilling:
             raise PrefillNotComplete(f"{self.scheduled_position} of {self.prefill_target} tokens")
         if self.finalized or self.remaining_tokens <= 0:
             raise GenerationComplete(f"{len(self.generated)} of {self.max_output_tokens} tokens")
-        if self._outstanding:
-            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        if self.outstanding:
+            raise NotIdle(f"{len(self.outstanding)} operations are outstanding")
         raise WrongDanglingCount(f"{self.tail_tokens} tokens without KV")

@@ -207,7 +207,7 @@ SHOWN = ("argsrepr", "kwargsrepr")
 def first_wrong(headers: Mapping[str, Any], table: Mapping[str, Header[Any]] = KNOWN) -> tuple[str, str] | None:
     """The first header of `table` with a wrong value, and what the value must be."""
     for name, header in table.items():
-        if not header.right(headers.get(name)):
+        if (value := headers.get(name)) is not None and not header.right(value):
             return name, header.rule[1]
     return None
 

@@ -64,20 +64,23 @@ class SubmittedTask(Task):  # type: ignore[misc]
     ) -> AsyncGeneration:
         """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
         little, and others may still succeed. `bundles`: its message waits for those of others."""
-        with contextlib.ExitStack() as stack:
-            if bundles is not None:
-                options = {**options, **stack.enter_context(bundles.collecting(self.app))}
+        together: contextlib.AbstractContextManager[dict[str, Any]]
+        together = contextlib.nullcontext({}) if bundles is None else bundles.collecting(self.app)
+        with together as of_bundle:
+            options = {**options, **of_bundle}
             later = getattr(options.get("producer"), "is_collecting", False)
             if later:
                 self.app.breaker.check()
-            stack.enter_context(reaching_the_broker(self.app, breaker=not (impatient or later)))
-            stack.enter_context(publishing.confirmed(self._confirmation(confirm)))
-            span = stack.enter_context(spans.sending(self.name))
-            submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
-            if isinstance(submitted, AsyncGeneration):  # not an eager one
-                submitted.trace = carried.headers()
-                queue = getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
-                span.sent(submitted.id, queue)
+            with (
+                reaching_the_broker(self.app, breaker=not (impatient or later)),
+                publishing.confirmed(self._confirmation(confirm)),
+                spans.sending(self.name) as span,
+            ):
+                submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
+                if isinstance(submitted, AsyncGeneration):  # not an eager one
+                    submitted.trace = carried.headers()
+                    queue = getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
+                    span.sent(submitted.id, queue)
         return submitted
 
     @staticmethod

@@ -20,6 +20,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.loading import LoadOptions, Model, Reader, read_decoder
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
+from petiole.gpu_worker.models.vision.frames import clock_videos, grid_videos, no_videos
 from petiole.gpu_worker.models.vision.gemma_pictures import budget_pictures, square_pictures
 from petiole.gpu_worker.models.vision.pictures import ResizedPictures, grid_pictures
 from petiole.gpu_worker.models.vision.row_pictures import row_pictures
@@ -34,7 +35,6 @@ from petiole.gpu_worker.models.vision.tower_weights import (
     read_qwen,
     read_smolvlm,
 )
-from petiole.gpu_worker.models.vision.videos import clock_videos, grid_videos, no_videos
 from petiole.gpu_worker.models.vision.writing import Writing, row_ends, smol_tiles
 from petiole.gpu_worker.models.weights.copying import Storage, TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits

@@ -14,8 +14,8 @@ from PIL import Image
 from petiole.contract.requests.images import View
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.models.vision.frames import TimedVideos
 from petiole.gpu_worker.models.vision.pictures import GridPictures
-from petiole.gpu_worker.models.vision.videos import TimedVideos
 from petiole.gpu_worker.preparation import video_files
 from petiole.gpu_worker.preparation.videos import VideoReader
 from petiole.gpu_worker.request.prepared_images import ImageLimits

@@ -15,8 +15,8 @@ from PIL import Image
 
 from petiole.contract.requests.images import View
 from petiole.gpu_worker import Engine, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.models.vision.frames import PlacedVideos, TimedVideos
 from petiole.gpu_worker.models.vision.pictures import GridPictures
-from petiole.gpu_worker.models.vision.videos import PlacedVideos, TimedVideos
 from petiole.gpu_worker.request.prepared_images import RequestImage, rotary_positions
 from petiole.gpu_worker.request.videos import Frames, Moment, Room, Videos
 from tests.support.seeing import PAD, VIDEO_PAD, as_file, drawn_picture, pixels_of_transformers, tokenizer
