@@ -126,12 +126,11 @@ class Planner:
         if not sequences:
             return None
         lengths = [1 + seq.n_repeated + len(d) for seq, d in zip(sequences, drafts, strict=True)]
-        chosen = self._pages.granted(sequences, lengths)
-        if not chosen:
-            return None
-        if len(chosen) < len(sequences):  # pages are short: do not spend them on drafts
-            sequences, drafts = chosen, [()] * len(chosen)
-            lengths = [1 + seq.n_repeated for seq in chosen]
+        if not self._pages.fit(sequences, lengths):  # pages are short: do not spend them on drafts
+            sequences = self._pages.granted(sequences, [1 + seq.n_repeated for seq in sequences])
+            if not sequences:
+                return None
+            drafts, lengths = [()] * len(sequences), [1 + seq.n_repeated for seq in sequences]
         if max(lengths) == 1:
             return StepPlan(sequences)
         return StepPlan(sequences, lengths, drafts)
