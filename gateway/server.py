@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from petiole import json_text, memory, plain
 from petiole.contract.requests.sampling import Sampling
 from petiole.contract.requests.validation import validate
+from petiole.gateway.anthropic.request import CreateMessage
 from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
 from petiole.gateway.core.failures import Failure
@@ -101,7 +102,10 @@ def check_defaults() -> None:
             if foreign := given.keys() - SamplingBody.DEFAULTED:
                 limit = f"must be one of {', '.join(sorted(SamplingBody.DEFAULTED))}"
                 raise InvalidRequest(min(foreign), limit, min(foreign))
-            validate(Sampling, as_request({"model": pattern, **given}, SamplingBody).sampling(0))
+            validate(Sampling, as_request({"model": pattern, **given}, SamplingBody).sampling())
+            told = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
+            said = {name: value for name, value in given.items() if name in CreateMessage.DEFAULTED}
+            validate(Sampling, as_request({"model": pattern, **told, **said}, CreateMessage).sampling())
         except (Failure, InvalidRequest) as error:
             why = error.message if isinstance(error, Failure) else str(error)
             limit = f"must have parameters that requests may have ({why})"

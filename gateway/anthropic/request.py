@@ -135,13 +135,15 @@ class CreateMessage(MessagesBody):
     seed: Seed | None = None
     cache_salt: str | None = None
 
+    def sampling(self) -> dict[str, Any]:
+        """The options of the task that say how tokens are drawn."""
+        names = ("temperature", "top_p", "top_k", "min_p", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def plan(self, name: str, now: int, found: ModelRoute, images: Images = NONE) -> Plan:
         """The task that the request becomes, under this id. Raises `InvalidRequest`."""
         options = self.conversation(images) | tools.calling(self.tools, self.tool_choice) | self.reasoning()
-        options |= {"max_tokens": self.max_tokens, "cancel_on_disconnect": True}
-        for option in ("temperature", "top_p", "top_k", "min_p", "seed"):
-            if (value := getattr(self, option)) is not None:
-                options[option] = value
+        options |= {"max_tokens": self.max_tokens, "cancel_on_disconnect": True} | self.sampling()
         if self.stop_sequences:
             options["stop"] = self.stop_sequences
         if self.cache_salt is not None:

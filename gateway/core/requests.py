@@ -34,16 +34,19 @@ Metadata = Annotated[dict[str, str], Entries(16)]
 
 def defaults() -> Mapping[str, Mapping[str, Any]]:
     """`PETIOLE_GATEWAY_DEFAULTS`: parameters by patterns of models. Of several patterns that fit, the last one
-    counts. Raises `InvalidSettings`."""
+    counts. vLLM's `top_k` of -1 has become 0. Raises `InvalidSettings`."""
     return _read(settings().gateway_defaults)
 
 
 @functools.lru_cache(maxsize=1)
 def _read(text: str) -> dict[str, dict[str, Any]]:
     try:
-        return msgspec.json.decode(text, type=dict[str, dict[str, Any]]) if text else {}
+        found = msgspec.json.decode(text, type=dict[str, dict[str, Any]]) if text else {}
     except (msgspec.DecodeError, UnicodeError) as error:
         raise invalid("gateway_defaults", f"must be JSON of parameters by models ({error})", text) from None
+    return {
+        pattern: {**given, "top_k": 0} if given.get("top_k") == -1 else given for pattern, given in found.items()
+    }
 
 
 def one_or_many(field: str, given: object, most: int, noun: str, *, may_be_empty: bool) -> list[str | list[int]]:

@@ -29,14 +29,13 @@ def messages(
 
 
 def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The http URLs of images, each with its field."""
+    """The http URLs of images, each with its field. Raises `InvalidRequest` for too many images or frames."""
     found = []
-    for k, message in enumerate(given):
-        for part in images.parts_of(message):
-            for name, url in part.files.items():
-                fetched = not part.video or name  # of videos frames alone
-                if fetched and isinstance(url, str) and url[:5].lower() in ("http:", "https"):
-                    found.append((f"messages[{k}].{part.field}{name or '.image_url.url'}", url))
+    for field, part in images.parts_of_all(given):
+        for name, url in part.files.items():
+            fetched = not part.video or name  # of videos frames alone
+            if fetched and isinstance(url, str) and url[:5].lower() in ("http:", "https"):
+                found.append((f"{field}.{part.field}{name or '.image_url.url'}", url))
     return found
 
 

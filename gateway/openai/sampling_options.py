@@ -141,7 +141,7 @@ class SamplingBody(RequestBody):
         """Whether the generation goes on when its client has gone."""
         return self.store and settings().gateway_stored_stay
 
-    def sampling(self, choice: int) -> dict[str, Any]:
+    def sampling(self, choice: int = 0) -> dict[str, Any]:
         """The options of the task of one choice. Choices with one seed would be the same, so each has its own."""
         options = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         if options.get("top_k") == -1:  # vLLM's "all"

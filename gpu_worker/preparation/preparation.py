@@ -101,12 +101,10 @@ class Preparer:
         request, bans = self._banning(request)
         self._check_request(request, resumed.ids)
         self._check_scores(request, given)
-        rules = StopRules.of(
-            request.sampling, self.eos_token_ids, len(prompt), self._context(request, len(prompt))
-        )
+        rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self._context(request, given))
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
-        constraint, tokenizer = self._constraint(request, prompt, resumed, bans), self._text_tokenizer(request)
+        constraint, tokenizer = self._constraint(request, given, resumed, bans), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text and not request.pooled else None
         words = [token for token in prompt if token != IMAGE]
         reading, writer = self._reading(subject, resumed), self.text_requests.writer(request, words)
@@ -179,6 +177,9 @@ class Preparer:
         require(len(tokens) > 0, field, "must not be empty", "0 tokens")
         most = f"must have at most {limit} tokens{' with its images' if subject.prompt.images else ''}"
         require(len(tokens) <= limit, field, most, f"{len(tokens)} tokens")
+        most = f"must have at most {limit} positions, of which the time between frames takes more at a lower fps"
+        positions = len(tokens) + subject.prompt.skipped
+        require(positions <= limit, field, most, f"{positions} positions for {len(tokens)} tokens")
         last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
         require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
         return subject
@@ -222,14 +223,14 @@ class Preparer:
         )
         require((top + 1) * n <= MOST_SCORES, "prompt_logprobs", limit, f"{top} for {n} tokens")
 
-    def _context(self, request: Request, n_prompt: int) -> int:
+    def _context(self, request: Request, given: InputTokens) -> int:
         """The most tokens of prompt and output together. The rest of the context also ends where the KV cache
         does, but for a prompt that leaves no room there, which is refused."""
-        limits = self.limits
+        longest = self.limits.max_model_len - given.skipped
         if request.sampling.max_tokens != "rest":
-            return limits.max_model_len
-        held = limits.positions_that_fit + 1  # the last token of an output has no KV
-        return min(limits.max_model_len, max(held, n_prompt + 1))
+            return longest
+        held = self.limits.positions_that_fit + 1  # the last token of an output has no KV
+        return min(longest, max(held, len(given.ids) + 1))
 
     def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
         """Check that the request fits when it runs alone, with all pages to itself."""
@@ -259,13 +260,13 @@ class Preparer:
         return replace(request, sampling=sampling), Bans(longer, self.limits.vocab_size) if longer else None
 
     def _constraint(
-        self, request: Request, prompt: Sequence[int], resumed: InputTokens, bans: Bans | None
+        self, request: Request, given: InputTokens, resumed: InputTokens, bans: Bans | None
     ) -> ConstraintState | None:
         state = request.constraint if not isinstance(request.constraint, Constraint) else None
         if isinstance(request.constraint, Constraint):
             compiler = self.compile_constraint
             require(compiler is not None, "constraint", "needs a tokenizer", request.constraint.kind)
-            constraint = self._with_room(request, len(prompt), self._after(prompt, request.constraint))
+            constraint = self._with_room(request, given, self._after(given.ids, request.constraint))
             state = cast(ConstraintCompiler, compiler)(constraint)
         if bans is not None:
             require(not isinstance(state, SkillConstraint), "bad_words", "must be empty: a skill decides", "some")
@@ -292,7 +293,7 @@ class Preparer:
             thinks = "closed"  # an answer alone has a thought before it only if the prompt has begun one
         return replace(constraint, value={**constraint.value, "thinks": thinks})
 
-    def _with_room(self, request: Request, n_prompt: int, constraint: Constraint) -> Constraint:
+    def _with_room(self, request: Request, given: InputTokens, constraint: Constraint) -> Constraint:
         """Where a call must come, its shortest form must fit into `max_tokens`. A thought before it leaves room
         for twice as many tokens, or does not come."""
         value = constraint.value
@@ -301,7 +302,7 @@ class Preparer:
         if self.tokenizer is None or not value.get("calls"):
             return constraint
         limit = request.sampling.max_tokens
-        most = self.limits.max_model_len - n_prompt if limit == "rest" else limit
+        most = self._context(request, given) - len(given.ids) if limit == "rest" else limit
         call = len(self.tokenizer.encode(shortest(value), add_special_tokens=False))
         require(most >= call, "max_tokens", f"must be at least {call}, the tokens of the shortest call", most)
         return self._with_budget(constraint, value, most, call)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from petiole.cache import ValueToken
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, RequestImage
+from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, RequestImage, rotary_positions
 from petiole.gpu_worker.request.values import Numbers, ValueKind, ValueKinds
 from petiole.gpu_worker.text.checks import check_token_ids
 
@@ -21,6 +21,13 @@ class InputTokens:
     numbers: dict[int, Numbers] = field(default_factory=dict)
     images: dict[int, RequestImage] = field(default_factory=dict)
     n_images: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """By how many more than its tokens its rotary positions are, of what follows them, too: a video whose frames
+        are far apart in time has few tokens and a great last position."""
+        rotary = rotary_positions(len(self.ids), self.images)
+        return 0 if rotary is None else max(0, int(rotary.max()) + 1 - len(self.ids))
 
 
 def prompt_tokens(

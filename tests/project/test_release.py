@@ -106,6 +106,17 @@ ENGINE = {name for name in CODE if name.startswith(ROOMS)}
 NO_ENGINE = " ".join(room.strip("/").replace("/", ".") for room in ROOMS)
 
 
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="not a checkout")
+def test_the_weights_of_each_shipped_model_are_committed() -> None:
+    folders = {file.parent for file in (REPOSITORY / "gpu_worker" / "models").glob("petiole_*/**/config.json")}
+    expected = {str((folder / "model.safetensors").relative_to(REPOSITORY)) for folder in folders}
+    named = subprocess.run(
+        ["git", "ls-files", *expected], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert len(folders) >= 4
+    assert set(named.stdout.split()) == expected
+
+
 def test_a_checkouts_wheel_has_one_package_with_each_file_once(tmp_path: Path) -> None:
     assert contents(build("wheel", tmp_path)) == CODE
 

@@ -35,7 +35,6 @@ def config_of(shape: Shape) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": True,
         "image_token_id": tokens.IMAGE,
-        "video_token_id": tokens.VIDEO,
         "vision_start_token_id": tokens.VISION_START,
         "vision_end_token_id": tokens.VISION_END,
         "text_config": {

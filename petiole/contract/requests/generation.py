@@ -239,6 +239,8 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
     @classmethod
     def _roles_and_contents(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         total = 0
+        for field, part in images.parts_of_all(messages):
+            part.check(field)
         for position, message in enumerate(messages):
             role, content = message.get("role"), message.get("content")
             if not isinstance(role, str) or not role:
@@ -246,8 +248,6 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
             if isinstance(content, str):
                 total += len(checked_text(f"messages[{position}].content", content, may_be_empty=True))
             elif isinstance(content, list | NoneType):
-                for part in images.parts_of(message):
-                    part.check(f"messages[{position}]")
                 rest = images.without_images(message).get("content")
                 total += _json_length(f"messages[{position}].content", rest, MAX_PROMPT_CHARACTERS)
             else:
@@ -303,7 +303,7 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
 
     @property
     def _media(self) -> list[MediaPart]:
-        return [part for message in self.messages for part in images.parts_of(message)]
+        return [part for _, part in images.parts_of_all(self.messages)]
 
 
 def _json_length(field: str, value: object, limit: int) -> int:

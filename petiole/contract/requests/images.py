@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -24,6 +24,8 @@ IMAGE_PARTS = ("image", "image_url", "input_image")
 VIDEO_PARTS = ("video", "video_url", "input_video")
 MAX_FRAMES = 1024
 """Of a video that is a list. A setting of the worker limits them further."""
+MAX_FILES = 8 * MAX_FRAMES
+"""Images, videos and frames of a conversation: more than any model takes."""
 MAX_FPS = 240
 USUAL_FPS = 2.0
 DETAILS = ("auto", "low", "high")
@@ -135,12 +137,13 @@ def identity(field: str, image: str) -> str:
 @dataclass(frozen=True, slots=True)
 class MediaPart:
     """A part of a message that has images. at: its index. files: by what stands behind the part in the name of a
-    field, images, or the file of a video. view: how the model is to look at them. said: what the part says of
-    that."""
+    field, images, or the file of a video; of too many frames the first, one too many. n: how many were given. view: how the model
+    is to look at them. said: what the part says of that."""
 
     at: int
     video: bool
     files: Mapping[str, object]
+    n: int
     said: Mapping[str, Any]
 
     @property
@@ -156,16 +159,21 @@ class MediaPart:
         """What stands in its place where the files are elsewhere: of a list of frames, with their number."""
         if not self.video:
             return {"type": "image"}
-        return {"type": "video"} | ({} if "" in self.files else {"frames": len(self.files)})
+        return {"type": "video"} | ({} if "" in self.files else {"frames": self.n})
 
     def check(self, field: str) -> None:
         """field: the message's. Raises `InvalidRequest`."""
         own = f"{field}.{self.field}"
         self.view.check(own, video=self.video)
-        if "" not in self.files and not 2 <= len(self.files) <= MAX_FRAMES:
-            raise InvalidRequest(f"{own}.video", f"must have 2 to {MAX_FRAMES} frames", len(self.files))
+        self.check_number(field)
         for name, file in self.files.items():
             check(f"{own}{name}", file)
+
+    def check_number(self, field: str) -> None:
+        """As `check`, of the number of frames alone."""
+        if "" not in self.files and not 2 <= self.n <= MAX_FRAMES:
+            limit = f"must have 2 to {MAX_FRAMES} frames"
+            raise InvalidRequest(f"{field}.{self.field}.video", limit, self.n)
 
     def in_text(self) -> dict[str, Any]:
         """The part with text in place of bytes."""
@@ -182,14 +190,32 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[MediaPart]:
         if kind in IMAGE_PARTS or kind in VIDEO_PARTS:
             inner, video = _inner(part), kind in VIDEO_PARTS
             given = inner.get("url") if isinstance(inner, dict) else inner
-            yield MediaPart(k, video, _frames(given) if video else {"": given}, said(part))
+            files, n = _frames(given) if video else ({"": given}, 1)
+            yield MediaPart(k, video, files, n, said(part))
 
 
-def _frames(given: object) -> dict[str, object]:
-    """The frames of a video, or its file."""
+def parts_of_all(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, MediaPart]]:
+    """The parts of a chat that have images, each with its message's field. Raises `InvalidRequest` at the first that
+    is one too many, or has too many frames."""
+    total = 0
+    for k, message in enumerate(messages):
+        for part in parts_of(message):
+            part.check_number(f"messages[{k}]")
+            total += part.n
+            if total > MAX_FILES:
+                raise InvalidRequest("messages", f"must have at most {MAX_FILES} images and frames in all", total)
+            yield f"messages[{k}]", part
+
+
+def _frames(given: object) -> tuple[dict[str, object], int]:
+    """The frames of a video, of too many the first, one too many, or its file; and how many were given."""
+    n = len(given) if isinstance(given, list) else 1
     if isinstance(given, str) and (url := _FRAMES_URL.match(given)):
-        given = given[url.end() :].split(",")
-    return {f".video[{k}]": one for k, one in enumerate(given)} if isinstance(given, list) else {"": given}
+        n = given.count(",", url.end()) + 1
+        given = given[url.end() :].split(",", MAX_FRAMES)
+    if not isinstance(given, list):
+        return {"": given}, n
+    return {f".video[{k}]": one for k, one in enumerate(given[: MAX_FRAMES + 1])}, n
 
 
 def _inner(part: Mapping[str, Any]) -> object:

@@ -72,6 +72,7 @@ def test_a_file_in_each_form(part: dict[str, Any]) -> None:
         ({"type": "video", "video": FRAMES[:1]}, ".video", "2 to 1024 frames, got 1"),
         ({"type": "video", "video": []}, ".video", "2 to 1024 frames, got 0"),
         ({"type": "video", "video": TEXTS * 400}, ".video", "2 to 1024 frames, got 1200"),
+        ({"type": "video", "video": FRAMES * 400}, ".video", "2 to 1024 frames, got 1025"),
         ({"type": "video", "video": [TEXTS[0], 5]}, ".video[1]", "must be the bytes of a file"),
         ({"type": "video", "video": [TEXTS[0], "%"]}, ".video[1]", "must be the bytes of a file"),
         ({"type": "video", "video": 5}, "", "must be the bytes of a file"),

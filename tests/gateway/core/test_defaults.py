@@ -41,6 +41,14 @@ def test_a_request_has_what_it_does_not_say(given: Any) -> None:
     assert (told.temperature, told.top_k, told.ignored) == (0.6, 20, [])
 
 
+def test_all_of_vllm_is_all_for_every_interface(given: Any) -> None:
+    given('{"*": {"top_k": -1, "repetition_penalty": 1.1, "return_tokens_as_token_ids": true}}')
+    server.check_defaults()
+    told = as_request({"model": "m", "max_tokens": 1, "messages": SAID}, CreateMessage)
+    assert told.sampling() == {"top_k": 0}
+    assert chat().sampling() == {"top_k": 0, "repetition_penalty": 1.1}
+
+
 def test_of_several_patterns_that_fit_the_last_counts(given: Any) -> None:
     given('{"*": {"temperature": 0.5, "top_p": 0.5}, "qwen*": {"temperature": 0.7}}')
     assert chat(model="qwen3").sampling(0) == {"temperature": 0.7, "top_p": 0.5}
@@ -54,6 +62,7 @@ def test_of_several_patterns_that_fit_the_last_counts(given: Any) -> None:
         ('{"*": 1}', "must be JSON of parameters by models"),
         ('{"*": {"temprature": 1}}', "temprature: must be one of frequency_penalty, "),
         ('{"*": {"temperature": "hot"}}', "temperature: must be a number, got 'hot'"),
+        ('{"*": {"top_k": -2}}', "top_k: must be at least 0, got -2"),
         ('{"*": {"temperature": 101}}', r"temperature: must be at most 100.*, got 101"),
     ],
 )

@@ -60,6 +60,26 @@ def test_frames_may_be_addresses_and_files_may_not() -> None:
     assert to_fetch(talk(film)) == []
 
 
+@pytest.mark.parametrize("n", [1024, 10**6])
+def test_too_many_frames_of_one_url_are_refused_before_they_are_read(n: int) -> None:
+    part = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * n}}
+    with pytest.raises(InvalidRequest, match=f"must have 2 to 1024 frames, got {n + 1}") as caught:
+        to_fetch(talk(part))
+    assert caught.value.field == "messages[0].content[1].video"
+
+
+def test_too_many_frames_of_all_parts_are_refused_before_they_are_read() -> None:
+    part = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * 1023}}
+    with pytest.raises(InvalidRequest, match="must have at most 8192 images and frames in all, got 9216"):
+        to_fetch(talk(*[part] * 2000))
+    with pytest.raises(InvalidRequest, match="must have at most 8192 images and frames in all, got 8193"):
+        taken_all([{"type": "image_url", "image_url": {"url": FRAME}}] * 10_000)
+
+
+def taken_all(parts: list[dict[str, Any]]) -> ChatRequest:
+    return validate(ChatRequest, {"messages": talk(*parts)})
+
+
 @pytest.mark.parametrize(
     ("part", "field"),
     [

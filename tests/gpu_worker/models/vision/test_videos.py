@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,31 @@ def test_videos_anywhere_beside_text(
             assert not {PAD, VIDEO_PAD} & set(result.token_ids), "which the reference would take for pictures"
             assert error(reference(model, SHOT, parts, list(result.token_ids), fps), result) < 1e-4
     assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("length", ["rest", 400])
+@pytest.mark.parametrize("n", [1, 3])
+def test_time_that_is_positions_takes_of_the_context(n: int, length: Any, open_engine: OpenEngine) -> None:
+    engine, _ = open_engine("qwen2.5-vl", max_model_len=400)
+    videos = engine.limits.videos
+    assert isinstance(videos, PlacedVideos)
+    each = videos.moments(Frames((0, 1, 2, 3, 4), 1, SHOT[0].size), "", ROOMY, View())[0].layout.n_positions
+    for fps in (0.4, 0.15, 0.05, 0.0084):
+        time = n * (1 + int(2 * 2 * videos.per_second / fps))  # to the last of three images
+        request = asked([*[video()] * n, said("?")], fps)
+        request = replace(request, sampling=replace(request.sampling, logprobs=None, max_tokens=length))
+        try:
+            (result,) = engine.generate([request])
+        except InvalidRequest as error:
+            assert error.field == "messages"
+            assert "must have at most 399 positions, of which the time between frames takes more" in str(error)
+            assert time > 300
+            continue
+        text = result.usage.prompt_tokens - 3 * n * each
+        assert len(result.token_ids) == 400 - text - time
+        assert result.stop_reason == "max_model_len"
+    (result,) = engine.generate([asked([video(), said("?")])])
+    assert len(result.token_ids) == 6, "the engine lives on"
 
 
 def test_a_model_without_videos_refuses_them_by_field(open_engine: OpenEngine) -> None:
