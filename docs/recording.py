@@ -136,10 +136,10 @@ def svg(run: Run) -> str:
         say(2, line, label, "#c0caf5")
 
     bar(0, "celery -A petiole worker -n first", 1)
-    say(36, 0, "killed with SIGKILL in mid-sentence", "#f7768e", run.killed_at_s)
+    say(38, 0, "killed with SIGKILL in mid-sentence", "#f7768e", run.killed_at_s)
     bar(1, "celery -A petiole worker -n second", 2)
     waited_s = run.first_at_s - run.killed_at_s
-    say(36, 1, f"goes on {waited_s:.1f} s later, at the next token", COLOURS[2], run.first_at_s)
+    say(38, 1, f"goes on {waited_s:.1f} s later, at the next token", COLOURS[2], run.first_at_s)
     say(66, 2, f"played {SLOWER} times slower", "#565f89")
     line = 3.0
     for reader, prompt in enumerate(PROMPTS):

@@ -15,11 +15,17 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from petiole import json_text, memory, plain
+from petiole.contract.requests.sampling import Sampling
+from petiole.contract.requests.validation import validate
 from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.requests import defaults
+from petiole.gateway.openai.sampling_options import SamplingBody
 from petiole.gateway.serving.auth import callers, hosts, manage
-from petiole.tasks.errors import PetioleError
-from petiole.tasks.settings import settings
+from petiole.gateway.serving.request_body import as_request
+from petiole.tasks.errors import InvalidRequest, PetioleError
+from petiole.tasks.settings import invalid, settings
 from petiole.tasks.traces import exporting
 
 LOOPBACK = "127.0.0.1"
@@ -45,6 +51,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     json_text.bound_integers()
     known = settings()
     callers.KeyCache()  # what is wrong with the settings' keys is said at once
+    check_defaults()
     host = known.gateway_host if host is None else host
     if not (hosts.is_loopback(host) or known.gateway_open):
         if known.gateway_jwks_url or manage.any_keys():
@@ -85,6 +92,20 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     _collect_less()
     server.run(sockets=[listening])
     return 0
+
+
+def check_defaults() -> None:
+    """Raises `InvalidSettings` for parameters that requests could not have."""
+    for pattern, given in defaults().items():
+        try:
+            if foreign := given.keys() - SamplingBody.DEFAULTED:
+                limit = f"must be one of {', '.join(sorted(SamplingBody.DEFAULTED))}"
+                raise InvalidRequest(min(foreign), limit, min(foreign))
+            validate(Sampling, as_request({"model": pattern, **given}, SamplingBody).sampling(0))
+        except (Failure, InvalidRequest) as error:
+            why = error.message if isinstance(error, Failure) else str(error)
+            limit = f"must have parameters that requests may have ({why})"
+            raise invalid("gateway_defaults", limit, pattern) from None
 
 
 def check_address(host: str | None, port: int | None) -> None:

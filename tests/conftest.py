@@ -1,5 +1,5 @@
 """What holds for all tests: no property fails because a machine is slow, a failure says how to repeat it, long
-trials have their marker, and what takes long begins first.
+trials have their marker, what takes long begins first, and the end of a run says what was skipped and why.
 
 Continuous integration (`CI` is set) tries the same examples each time; everyone else tries new ones.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -65,6 +66,17 @@ def pytest_unconfigure() -> None:
     """At its end a process tells what libraries in C have not released. One of xdist's only has to end."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         gc.unfreeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was skipped and why, a line a reason."""
+    reasons = Counter(
+        report.longrepr[-1].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped")
+    )
+    if reasons:
+        terminalreporter.section("skipped, and why")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5}  {reason}")
 
 
 LONG = (

@@ -2,10 +2,11 @@
 
     python -m bench.models.files --file MODEL.gguf
 
-Without a file it is a small random one. Each side loads the file from the system's cache, weights and vocabulary;
-imports are not counted, and llama.cpp does not map it. The peak is that of one process while it loads, beside what
-it holds afterwards. In every round both sides decode the same number of tokens after the same prompts, on the same
-number of threads. llama.cpp rounds its inputs to eight bits; so do the rows that say it."""
+Without a file it is a small random one. Each side loads the file from the system's cache, weights and vocabulary.
+Imports are not counted: each has loaded a model in the same process before. llama.cpp does not map the file. The
+peak is that of one process while it loads, beside what it holds afterwards. In every round both sides decode the
+same number of tokens after the same prompts, on the same number of threads. llama.cpp rounds its inputs to eight
+bits; so do the rows that say it."""
 
 from __future__ import annotations
 
@@ -28,9 +29,12 @@ from bench.harness.report import NotAvailableError, Report, arguments
 from bench.models.decoding import Goal, Ours, Prompts, Side, Work, in_turns, judge, prompts, works
 from bench.peers.llama_cpp import LlamaCpp
 from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.engine.loading import load_beside
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.text import load_tokenizer
+from petiole.gpu_worker.text import Tokenizer, load_tokenizer
+from petiole.gpu_worker.tracing import NO_TRACE
 
 GOALS = (Goal(1, 1.2, "1.2"), Goal(4, 1.3, "1.3"), Goal(16, 1.3, "1.3"))
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -102,6 +106,7 @@ def loads(path: Path, name: str, llama: LlamaCpp | None, report: Report, rounds:
     ours, theirs = list[Loading](), list[float]()
     for _ in range(rounds):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            fresh.submit(loaded, "petiole-tiny", threads).result()
             ours.append(fresh.submit(loaded, str(path), threads).result())
         if llama is not None:
             theirs.append(llama.load())
@@ -130,18 +135,20 @@ def loads(path: Path, name: str, llama: LlamaCpp | None, report: Report, rounds:
 
 
 def loaded(path: str, threads: int) -> Loading:
-    """In a fresh process."""
+    """As an engine loads it."""
     torch.set_num_threads(threads)
     before = _held("VmRSS")
     began = time.perf_counter()
-    load_tokenizer(path)
-    runtime = ModelRuntime(
-        EngineConfig(model=path, device="cpu", max_num_seqs=1, max_model_len=512, num_threads=threads)
-    )
+    config = EngineConfig(model=path, device="cpu", max_num_seqs=1, max_model_len=512, num_threads=threads)
+    runtime, _ = load_beside(config, NO_TRACE, _tokenizer)
     seconds = time.perf_counter() - began
     found = Loading(seconds, _held("VmHWM") - before, _held("VmRSS") - before)
     runtime.close()
     return found
+
+
+def _tokenizer(config: EngineConfig) -> Tokenizer:
+    return load_tokenizer(resolve_model(config.model))
 
 
 def _decodes(asked: Prompts, side: Side) -> Work:

@@ -12,7 +12,7 @@ from petiole.contract.limits import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.gateway.anthropic import blocks, tools
 from petiole.gateway.core.record import RequestRecord
-from petiole.gateway.core.requests import NONE, Images, RequestBody, given
+from petiole.gateway.core.requests import NONE, Images, RequestBody, Seed, given
 from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
@@ -123,6 +123,8 @@ class CountTokens(MessagesBody):
 class CreateMessage(MessagesBody):
     """The body of a request. What Anthropic has no parameter for has the name of the task's option."""
 
+    DEFAULTED: ClassVar = frozenset({"temperature", "top_p", "top_k", "min_p"})
+
     max_tokens: int
     stream: bool = False
     stop_sequences: Annotated[list[str], Entries(MAX_STOPS)] = Field(default_factory=list)
@@ -130,7 +132,7 @@ class CreateMessage(MessagesBody):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     cache_salt: str | None = None
 
     def plan(self, name: str, now: int, found: ModelRoute, images: Images = NONE) -> Plan:

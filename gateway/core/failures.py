@@ -29,6 +29,7 @@ _CACHE = re.compile("must fit, with the prompt, into the KV cache: ([0-9]+) page
 _ROUTES = {
     "embed asks for them": "use /v1/embeddings",
     "embed needs another": "use one with the capability embeddings in /v1/models",
+    "no chat template; use a prompt": "no chat template: use /v1/completions, or the input of /v1/embeddings",
     "score, rerank and classify ask for them": "use /v1/score, /v1/rerank or /v1/classify",
 }
 """By what the engine says of a task: what a client of HTTP does."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
+import msgspec
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from petiole.contract.errors import shorten
@@ -14,7 +18,7 @@ from petiole.contract.requests import images
 from petiole.contract.requests.bounds import Bounded, Entries
 from petiole.gateway.core.foreign import unknown
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.settings import settings
+from petiole.tasks.settings import invalid, settings
 from petiole.tasks.urls import RABBITMQ, scheme
 
 Images = Mapping[str, str]
@@ -22,8 +26,24 @@ Images = Mapping[str, str]
 NONE: Images = MappingProxyType({})
 
 Ids = Annotated[list[int], Entries(MAX_PROMPT_TOKENS)]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
+"""OpenAI's limits, which leave seeds for further choices."""
 Metadata = Annotated[dict[str, str], Entries(16)]
 """As many as OpenAI takes."""
+
+
+def defaults() -> Mapping[str, Mapping[str, Any]]:
+    """`PETIOLE_GATEWAY_DEFAULTS`: parameters by patterns of models. Of several patterns that fit, the last one
+    counts. Raises `InvalidSettings`."""
+    return _read(settings().gateway_defaults)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(text: str) -> dict[str, dict[str, Any]]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, dict[str, Any]]) if text else {}
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise invalid("gateway_defaults", f"must be JSON of parameters by models ({error})", text) from None
 
 
 def one_or_many(field: str, given: object, most: int, noun: str, *, may_be_empty: bool) -> list[str | list[int]]:
@@ -51,6 +71,9 @@ class RequestBody(Bounded):
     IGNORED: ClassVar[frozenset[str]] = frozenset()
     """The parameters that change nothing."""
 
+    DEFAULTED: ClassVar[frozenset[str]] = frozenset()
+    """The parameters that `PETIOLE_GATEWAY_DEFAULTS` may give."""
+
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @property
@@ -67,6 +90,13 @@ class RequestBody(Bounded):
         """The same with the spellings of this server in place of others. Raises `InvalidRequest`."""
         return given
 
+    @classmethod
+    def _defaults(cls, model: object) -> dict[str, Any]:
+        """The parameters that a request to this model has, if it does not say them."""
+        name = model[:1024] if isinstance(model, str) else ""  # it is not checked yet
+        fitting = [given for pattern, given in defaults().items() if fnmatch.fnmatchcase(name, pattern)]
+        return {name: value for given in fitting for name, value in given.items() if name in cls.DEFAULTED}
+
     @model_validator(mode="wrap")
     @classmethod
     def _known(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -77,7 +107,7 @@ class RequestBody(Bounded):
                 raise InvalidRequest(name, why, shorten(given[name]))
         left_out = cls.IGNORED | cls.REFUSED.keys()
         named = {name: value for name, value in given.items() if value is not None and name not in left_out}
-        named = cls.translated(named)
+        named = cls._defaults(named.get("model")) | cls.translated(named)
         ignored = unknown.ignored(named, cls.model_fields)
         made = handler({name: value for name, value in named.items() if name not in ignored})
         made._ignored = ignored

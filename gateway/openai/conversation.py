@@ -32,9 +32,11 @@ def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The http URLs of images, each with its field."""
     found = []
     for k, message in enumerate(given):
-        for part, url in images.parts_of(message):
-            if isinstance(url, str) and url[:5].lower() in ("http:", "https"):
-                found.append((f"messages[{k}].content[{part}].image_url.url", url))
+        for part in images.parts_of(message):
+            for name, url in part.files.items():
+                fetched = not part.video or name  # of videos frames alone
+                if fetched and isinstance(url, str) and url[:5].lower() in ("http:", "https"):
+                    found.append((f"messages[{k}].{part.field}{name or '.image_url.url'}", url))
     return found
 
 
@@ -72,11 +74,33 @@ def _part(field: str, part: object, fetched: Images, view: Mapping[str, Any]) ->
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
-            more = {**view, **images.said(part)}
-            images.View(**more).check(f"{field}.image_url")
+            more = _said(f"{field}.image_url", part, view, video=False)
             url = image(f"{field}.image_url.url", fetched.get(url, url))
             return {"type": "image_url", "image_url": {"url": url, **more}}
+        case {"type": "video", "video": str(url)}:
+            return _video(field, part, url, view)
+        case {"type": "video_url", "video_url": {"url": str(url)} | str(url)}:
+            return _video(field, part, url, view)
+        case {"type": "video", "video": [*urls]} if all(isinstance(url, str) for url in urls):
+            more = _said(field, part, view, video=True)
+            frames = [image(f"{field}.video[{k}]", fetched.get(url, url)) for k, url in enumerate(urls)]
+            return {"type": "video", "video": frames, **more}
         case {"type": str(kind)}:
-            limit = "must be a complete part of type text or image_url"
+            limit = "must be a complete part of type text, image_url, video_url or video"
             raise InvalidRequest(field, limit, shorten(kind))
     raise InvalidRequest(field, "must be an object with a type", shorten(part))
+
+
+def _video(field: str, part: object, url: str, view: Mapping[str, Any]) -> dict[str, Any]:
+    """A part whose video is a file."""
+    more = _said(field, part, view, video=True)
+    if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
+        raise InvalidRequest(f"{field}.video_url.url", "must be a data URL", shorten(url))
+    return {"type": "video_url", "video_url": {"url": url, **more}}
+
+
+def _said(field: str, part: object, view: Mapping[str, Any], *, video: bool) -> dict[str, Any]:
+    """How the model is to look at a part: what is said of all, but for `fps` of images, and what the part says."""
+    more = {name: value for name, value in view.items() if video or name != "fps"} | images.said(part)
+    images.View(**more).check(field, video=video)
+    return more

@@ -16,7 +16,16 @@ from petiole.contract.limits import MAX_BAD_WORDS, MAX_BIASES, MAX_STOPS
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.validation import listed
 from petiole.gateway.core.foreign import spellings
-from petiole.gateway.core.requests import Ids, Metadata, MostPromptTokens, RequestBody, cut_to, given, submission
+from petiole.gateway.core.requests import (
+    Ids,
+    Metadata,
+    MostPromptTokens,
+    RequestBody,
+    Seed,
+    cut_to,
+    given,
+    submission,
+)
 from petiole.gateway.openai import response_format as formats
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
@@ -46,6 +55,10 @@ _SAME = (
 class SamplingBody(RequestBody):
     """OpenAI's parameters, and then vLLM's."""
 
+    DEFAULTED: ClassVar = frozenset(
+        {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+         "return_tokens_as_token_ids"}
+    )  # fmt: skip
     REFUSED: ClassVar = {
         "best_of": "is not served: use n",
         "use_beam_search": "is not served",
@@ -63,7 +76,7 @@ class SamplingBody(RequestBody):
     stream: bool = False
     stream_options: Object = Field(default_factory=dict)
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
-    seed: int | None = None
+    seed: Seed | None = None
     stop: Annotated[list[str], BeforeValidator(listed), Entries(MAX_STOPS)] | None = None
     temperature: float | None = None
     top_p: float | None = None

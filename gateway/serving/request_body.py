@@ -17,6 +17,7 @@ from starlette.types import Message
 from petiole import json_text, memory
 from petiole.contract.errors import shorten
 from petiole.contract.requests.bounds import MOST_VALUES, Bounded, too_many_in
+from petiole.contract.requests.validation import limit_of
 from petiole.gateway.core import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.foreign import unknown
@@ -143,5 +144,5 @@ def _refused(error: ValidationError, kind: type[Bounded]) -> Failure:
         case "missing":
             return invalid(field, f"{field}: is required", "missing_required_parameter")
         case _:
-            limit = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
-            return invalid(field, f"{field}: {limit}, got {shorten(first['input'])}", "invalid_type")
+            told = f"{field}: {limit_of(first)}, got {shorten(first['input'])}"
+            return invalid(field, told, "invalid_type")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +43,9 @@ _NO_MEMORY = ("out of memory", "allocate memory")
 """Texts in torch's RuntimeErrors for exhausted GPU and host memory."""
 
 
+Text = TypeVar("Text")
+
+
 class Parts(NamedTuple):
     runtime: Runtime
     tokenizer: Tokenizer | None
@@ -55,7 +59,25 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
     device = open_device(config.device)
     if tracer.enabled:
         device.on_span = tracer.record_device
-    return ModelRuntime(config, device=device)
+    with memory_that_suffices():
+        return ModelRuntime(config, device=device)
+
+
+def load_beside(
+    config: EngineConfig, tracer: Tracer, text: Callable[[EngineConfig], Text]
+) -> tuple[Runtime, Text]:
+    """The runtime, and what a thread makes of the model's text while the weights load. Raises ModelError."""
+    from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+
+    resolve_model(config.model, config.revision)  # one of them downloads it
+    with ThreadPoolExecutor(1, "vocabulary") as beside:
+        made = beside.submit(text, config)
+        runtime = load_runtime(config, tracer)
+        try:
+            return runtime, made.result()
+        except BaseException:
+            runtime.close()
+            raise
 
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
@@ -91,13 +113,13 @@ def load_parts(
     """Load the parts that are None. A runtime passed without a tokenizer serves token ids only."""
     if runtime is not None and tokenizer is None:
         return Parts(runtime, None, None)
+    given = runtime
     if tokenizer is not None:
         compiler: ConstraintCompiler = partial(constraints.compile_constraint, tokenizer=tokenizer)
+        runtime = load_runtime(config, tracer) if runtime is None else runtime
     else:
-        tokenizer, compiler = load_text(config)
-    if runtime is None:
-        with memory_that_suffices():
-            runtime = load_runtime(config, tracer)
+        runtime, (tokenizer, compiler) = load_beside(config, tracer, load_text)
+    if given is None:
         with suppress(InvalidRequest):  # some models do not support constraints
             compiler(Constraint("choice", ["a"]))
     return Parts(runtime, tokenizer, compiler)

@@ -34,6 +34,7 @@ from petiole.gpu_worker.models.weights.quantized import CodedTable
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 from petiole.gpu_worker.request.skills import Pictures, Processor
 from petiole.gpu_worker.request.values import ValueKinds
+from petiole.gpu_worker.request.videos import Videos
 
 
 class ValueDecoder(Protocol):
@@ -114,8 +115,8 @@ class Decoder:
     nothing; layers of one `plan.Rotary` share theirs.
 
     embedding: [vocab, hidden]; norm: after the last layer. pooler: of a model of texts. `value_tokens`, `images`
-    and `pictures`: None for a text model; `processor`: of a model with skills of its own. drafting: of the plan's
-    layer that drafts."""
+    and `pictures`: None for a text model; `videos`: alike; `processor`: of a model with skills of its
+    own. drafting: of the plan's layer that drafts."""
 
     plan: ModelPlan
     embedding: Tensor | CodedTable
@@ -133,6 +134,7 @@ class Decoder:
     value_tokens: ValueKinds | None = None
     images: ImageLimits | None = None
     pictures: Pictures | None = None
+    videos: Videos | None = None
     processor: Processor | None = None
     drafting: DraftingWeights | None = None
 

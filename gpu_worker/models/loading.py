@@ -98,8 +98,8 @@ _PROGRESS_FROM_BYTES = 256 * 2**20
 class LoadOptions:
     """The target device and format of weights. `max_positions`: length of the rotary tables. `on_read`: told how
     many bytes have been read. `int8_inputs`: where four-bit integers allow it, inputs meet them in eight bits.
-    `room`: bytes that new weights may take; None: the device refuses what it cannot hold. `block_reader`: see
-    `LayerTensors`. `sizes`: settings that must hold a picture, else the tower is left out: see
+    `room`: bytes that new weights may take; None: the device refuses what it cannot hold. `block_reader`,
+    `scanned`: see `LayerTensors`. `sizes`: settings that must hold a picture, else the tower is left out: see
     `ImageLimits.too_small`.
 
     On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
@@ -116,6 +116,7 @@ class LoadOptions:
     on_read: Callable[[int], object] = lambda n_bytes: None
     room: int | None = None
     block_reader: BlockReader | None = None
+    scanned: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -172,7 +173,10 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         if model.plan.drafting is not None and not _drafts(checkpoint, names):
             model = replace(model, plan=replace(model.plan, drafting=None))
         source = CheckpointWeights(
-            ExpertTensors(checkpoint, names.fused, names.turned), declared_by(model.raw), options.block_reader
+            ExpertTensors(checkpoint, names.fused, names.turned),
+            declared_by(model.raw),
+            options.block_reader,
+            scanned=options.scanned,
         )
         only_check = options.device.type == "meta"
         meta = options if only_check else replace(options, device=torch.device("meta"), storage=Storage())
@@ -309,7 +313,7 @@ class _Walk:
         floats = plan.tied_head and options.head_quantization != "none"  # of which the head is made
         if options.kernels.codes_of_tokens and not floats and plan.pooling is None and name in self.source:
             stored = self.source.quantised(stem, *size)
-            if stored is not None and (stored.form.table or stored.form.codes == torch.int8):
+            if stored is not None and stored.form.codes != torch.float8_e4m3fn:
                 coded = coded_layers([stored], options.held(stored.form), options)
                 return CodedTable(coded, options.dtype)
         return self._tensor(names.embedding, *size)

@@ -11,5 +11,7 @@ pairs           two texts as the tokens that a model gives a score to
 truncation      leaves tokens of a prompt out that is too long, where its request says so
 tokens          checks a prompt's tokens, values and images
 output          where a request's output is collected, from its preparation on
+videos          from frames, or a video's file, to images and to what is written for them
+video_files     the frames of a video's file
 images          from an image's file to a picture: formats, limits, rules
 """

@@ -60,6 +60,17 @@ def request_image(
     data: bytes, field: str, pictures: Pictures, config: EngineConfig, view: View = AS_IT_IS
 ) -> RequestImage:
     """The image of a file: hashed, with its header read. Raises InvalidRequest, here and in `cut`."""
+    size = checked_size(data, field, config)
+    view.check(field)
+    most = min(config.image_tokens, LOW_DETAIL) if view.detail == "low" else config.image_tokens
+    layout = pictures.layout(*size, field, most, view)
+    key = layout.key(content_hash_of(data))
+    cut = partial(_cut, data, key, field, pictures, size, layout)
+    return RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size)
+
+
+def checked_size(data: bytes, field: str, config: EngineConfig) -> tuple[int, int]:
+    """(width, height) of the picture of a file, as it is turned, by its header. Raises InvalidRequest."""
     limit = config.image_max_bytes
     require(len(data) > 0, field, _READABLE, "an empty file")
     require(len(data) <= limit, field, f"must have at most {limit} bytes", f"{len(data)} bytes")
@@ -72,13 +83,7 @@ def request_image(
         require(width * height <= config.image_max_pixels, field, pixels, f"{width} x {height}")
         still = picture.format == "JPEG" or picture.format == "MPO" or not getattr(picture, "is_animated", False)
         require(still, field, "must be one picture, and no animation", f"an animated {picture.format}")
-        size = turned_size(picture)
-    view.check(field)
-    most = min(config.image_tokens, LOW_DETAIL) if view.detail == "low" else config.image_tokens
-    layout = pictures.layout(*size, field, most, view)
-    key = layout.key(content_hash_of(data))
-    cut = partial(_cut, data, key, field, pictures, size, layout)
-    return RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size)
+        return turned_size(picture)
 
 
 def parts_of(data: bytes) -> tuple[int, int]:
@@ -124,11 +129,15 @@ def content_hash_of(data: bytes) -> int:
 def _cut(
     data: bytes, key: int, field: str, pictures: Pictures, size: tuple[int, int], layout: ImageLayout
 ) -> PreparedImage:
-    picture = decoded(data, field)
-    if layout.size is not None:
-        how = "must say before its pixels how it is turned"
-        require(picture.size == size, field, how, f"{size} in its header, and {picture.size}")
+    picture = decoded(data, field) if layout.size is None else decoded_of_size(data, field, size)
     return pictures.prepared(picture, key, layout)
+
+
+def decoded_of_size(data: bytes, field: str, size: tuple[int, int]) -> Image.Image:
+    """As `decoded`. size: what the header says."""
+    picture, how = decoded(data, field), "must say before its pixels how it is turned"
+    require(picture.size == size, field, how, f"{size} in its header, and {picture.size}")
+    return picture
 
 
 def decoded(data: bytes, field: str) -> Image.Image:

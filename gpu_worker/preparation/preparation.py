@@ -147,7 +147,7 @@ class Preparer:
         """See `Engine.tokens_of`."""
         limits = replace(self.limits, max_model_len=MOST_COUNTED + 1)
         subject = PromptReader(self.config, limits, self.tokenizer, self.eos_token_ids).of(request)
-        check_images(subject.prompt.images, len(request.images), limits.images)
+        check_images(subject.prompt.images, subject.prompt.n_images, limits.images)
         return subject.prompt.ids
 
     def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -175,7 +175,7 @@ class Preparer:
     def _subject(self, request: Request) -> PromptInputs:
         subject = PromptReader(self.config, self.limits, self.tokenizer, self.eos_token_ids).of(request)
         tokens, field, limit = subject.prompt.ids, subject.field, self.limits.max_model_len - 1
-        check_images(subject.prompt.images, len(request.images), self.limits.images)
+        check_images(subject.prompt.images, subject.prompt.n_images, self.limits.images)
         require(len(tokens) > 0, field, "must not be empty", "0 tokens")
         most = f"must have at most {limit} tokens{' with its images' if subject.prompt.images else ''}"
         require(len(tokens) <= limit, field, most, f"{len(tokens)} tokens")

@@ -7,12 +7,13 @@ they stand."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from petiole.contract.requests.images import AS_IT_IS, View
+from petiole.contract.requests.images import AS_IT_IS, IMAGE_PARTS, VIDEO_PARTS, View
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
@@ -21,6 +22,7 @@ from petiole.gpu_worker.preparation.images import request_image
 from petiole.gpu_worker.preparation.infill import infill
 from petiole.gpu_worker.preparation.skill_messages import ANSWERS, conversation_of, without_thought
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
+from petiole.gpu_worker.preparation.videos import VideoInputs, VideoReader
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage
 from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
@@ -35,8 +37,6 @@ _SUBJECTS = ("prompt", "messages", "skill")
 _TEXTS_OF_SKILLS = ("question", "object")
 """Options that the caller can shorten if the prompt is too long."""
 _ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
-_IMAGE_PARTS = ("image", "image_url", "input_image")
-_VIDEO_PARTS = ("video", "video_url", "input_video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class PromptReader:
             if self._placeholder is not None:
                 return self._answered(request, request.skill, field)
             require(self.limits.processor is not None, "skill", NO_SKILLS, request.skill.name)
-            return self._asked(request, request.skill, self._images(request, "image"), field)
+            return self._asked(request, request.skill, self._seen(request, "image").images, field)
         if request.messages is not None:
             return self._chat(request, request.messages)
         return self._prompt(request)
@@ -94,22 +94,23 @@ class PromptReader:
         cuts_text = request.truncate is None or not request.images
         require(cuts_text, "truncate", "cannot be combined with images in a prompt", request.truncate)
         if not isinstance(request.prompt, str):
-            limits, images = self.limits, self._images(request)
+            limits, images = self.limits, self._seen(request).images
             prompt = self._with_places(request.prompt, len(images), "prompt")
             given = prompt_tokens(prompt, limits.vocab_size, limits.values, images)
             if request.truncate is not None and not given.numbers:
-                given = InputTokens(cut(given.ids, self._most_of(request), request.truncate))
+                most = self._most_of(request)
+                given = InputTokens(cut(given.ids, most, request.truncate), n_images=len(images))
             return PromptInputs(request, given, "prompt")
         require(request.prompt != "", "prompt", "must not be empty", "an empty string")
         tokenizer = self._tokenizer("prompt")
         if request.truncate is None:
             special = request.add_special_tokens
-            text = self._written(tokenizer, request.prompt) if request.images else request.prompt
+            text = self._written(tokenizer, request.prompt, ()) if request.images else request.prompt
             tokens = tokenizer.encode(text, add_special_tokens=special, max_tokens=self._most_tokens)
         else:
             most = self._most_of(request)
             tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
-        return PromptInputs(request, self._placed(tokens, self._images(request), "prompt"), "prompt")
+        return PromptInputs(request, self._placed(tokens, self._seen(request).images, "prompt"), "prompt")
 
     def _filled_in(self, request: Request, suffix: str) -> PromptInputs:
         """A prompt whose output ends before the suffix: at any mark, and at what models write then."""
@@ -126,11 +127,13 @@ class PromptReader:
         return PromptInputs(replace(request, sampling=sampling), InputTokens(found.ids), "prompt")
 
     def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> PromptInputs:
-        processor, parts = self.limits.processor, list(_parts(messages, _IMAGE_PARTS))
+        processor, what = self.limits.processor, "text or an image: this model takes no videos"
+        refused: Collection[str] = VIDEO_PARTS if self.limits.videos is None else ()
+        if processor is None and self._placeholder is None:
+            refused, what = (*IMAGE_PARTS, *VIDEO_PARTS), "text: this model takes no images"
+        for part in _parts(messages):
+            require(part.kind not in refused, part.field, f"must be {what}", part.kind)
         if processor is None:
-            for where, kind in parts if self._placeholder is None else _parts(messages, _VIDEO_PARTS):
-                what = "text: this model takes no images" if self._placeholder is None else "text or an image"
-                raise InvalidRequest(where, f"must be {what}", kind)
             return PromptInputs(request, self._told(request, messages, "messages"), "messages")
         for field in _ONLY_FOR_CHAT:
             require(
@@ -139,20 +142,19 @@ class PromptReader:
                 "must not be given: this model's conversations have none",
                 "some",
             )
-        self._check_parts(len(parts), request)
-        call = processor.conversation(messages)
-        return self._asked(request, call, self._images(request, "messages"), "messages")
+        call, seen = processor.conversation(messages), self._seen(request, "messages", messages)
+        return self._asked(request, call, seen.images, "messages")
 
     def _told(
         self, request: Request, messages: Sequence[Mapping[str, Any]], field: str, *, thinks: bool = True
     ) -> InputTokens:
         """The tokens of a conversation, and the images where the chat template places them. thinks: whether a
         thought that the template begins stays open."""
-        tokenizer, images = self._tokenizer("messages"), self._images(request, field)
-        self._check_parts(sum(1 for _ in _parts(messages, _IMAGE_PARTS)), request)
+        tokenizer, seen = self._tokenizer("messages"), self._seen(request, field, messages)
+        images = seen.images
 
         def rewrite(text: str) -> str:
-            text = self._written(tokenizer, text) if images else text
+            text = self._written(tokenizer, text, seen.videos) if images else text
             return text if thinks else without_thought(text)
 
         render = partial(
@@ -174,7 +176,7 @@ class PromptReader:
         cut = truncation.shortened(messages, tokenizer, tokens_of, most, request.truncate)
         least = "must leave room for the chat template, which is not cut, and for some of the texts"
         require(len(cut) <= (request.truncate_to or len(cut)), "truncate_to", least, request.truncate_to)
-        return InputTokens(cut, images=_where(cut, images))
+        return InputTokens(cut, images=_where(cut, images), n_images=len(images))
 
     def _answered(self, request: Request, call: SkillCall, field: str) -> PromptInputs:
         """A skill call as a conversation."""
@@ -241,23 +243,27 @@ class PromptReader:
     def _placeholder(self) -> int | None:
         return None if self.limits.images is None else self.limits.images.placeholder
 
-    def _written(self, tokenizer: Tokenizer, text: str) -> str:
-        """A text in which images stand as the model has learnt it."""
-        written = None if self.limits.images is None else self.limits.images.written
-        if written is None:
-            return text
-        parts = (one if isinstance(one, str) else tokenizer.text_of(one) for one in written.parts)
-        return text.replace(tokenizer.text_of(written.mark), "".join(parts))
+    def _written(self, tokenizer: Tokenizer, text: str, videos: Sequence[VideoInputs]) -> str:
+        """A text in which images and videos stand as the model has learnt it."""
 
-    def _check_parts(self, n: int, request: Request) -> None:
-        of = len(request.images)
-        require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
+        def text_of(parts: Sequence[int | str]) -> str:
+            return "".join(one if isinstance(one, str) else tokenizer.text_of(one) for one in parts)
+
+        written = None if self.limits.images is None else self.limits.images.written
+        if written is not None:
+            text = text.replace(tokenizer.text_of(written.mark), text_of(written.parts))
+        if self.limits.videos is None or not videos:
+            return text
+        first, *rest = text.split(tokenizer.text_of(self.limits.videos.mark))
+        limit = f"must have as many video tokens as videos, {len(videos)}"
+        require(len(rest) == len(videos), "messages", limit, len(rest))
+        return first + "".join(text_of(one.written) + behind for one, behind in zip(videos, rest, strict=True))
 
     def _placed(self, tokens: list[int], images: list[RequestImage], field: str) -> InputTokens:
         """Tokens of text, with the images in the places of placeholders."""
         placed = self._with_places(tokens, len(images), field)
         if placed is tokens:
-            return InputTokens(tokens)
+            return InputTokens(tokens, n_images=len(images))
         return prompt_tokens(placed, self.limits.vocab_size, self.limits.values, images)
 
     def _with_places(self, tokens: Any, n: int, field: str) -> Any:
@@ -266,31 +272,50 @@ class PromptReader:
             return tokens
         if n and any(isinstance(one, ImagePlace) for one in tokens):
             return tokens
-        found, places = tokens.count(self._placeholder), iter(range(n))
+        marks = {self._placeholder} | ({self.limits.videos.placeholder} if self.limits.videos else set())
+        found, places = sum(1 for one in tokens if one in marks), iter(range(n))
         require(found == n, field, f"must have as many image tokens as images, {n}", found)
-        return [ImagePlace(next(places)) if one == self._placeholder else one for one in tokens] if n else tokens
+        return [ImagePlace(next(places)) if one in marks else one for one in tokens] if n else tokens
 
-    def _images(self, request: Request, field: str | None = None) -> list[RequestImage]:
-        """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
-        n, images = len(request.images), list[RequestImage]()
+    def _seen(
+        self, request: Request, field: str | None = None, messages: Sequence[Mapping[str, Any]] | None = None
+    ) -> _Seen:
+        """The request's images and videos. `field`: the field that errors name, if they do not name an image by
+        its index or its part of the messages."""
+        n, seen = len(request.images), _Seen()
         require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
         views = request.image_views or (AS_IT_IS,) * n
         require(len(views) == n, "image_views", f"must be as many as images, {n}", len(views))
-        parts = [name for name, _ in _parts(request.messages, _IMAGE_PARTS)] if field == "messages" else []
-        for k, image in enumerate(request.images):
-            where = parts[k] if len(parts) == n else field or f"images[{k}]"
-            if isinstance(image, PreparedImage):
-                images.append(RequestImage.of(image))
+        parts = [_Part(field or f"images[{k}]", "image") for k in range(n)]
+        if messages is not None:
+            parts = [*_parts(messages)]
+            of = sum(part.n_files for part in parts)
+            require(n == of, "images", f"must be as many as the messages' parts of type image, {of}", n)
+        given = list(zip(request.images, views, strict=True))
+        for part in parts:
+            where = part.field if field in (None, "messages") else field
+            own, given = given[: part.n_files], given[part.n_files :]
+            if part.kind in VIDEO_PARTS:
+                seen.add(self._video(own, where, part))
             else:
-                images.append(self._examined(image, where, self.limits.pictures, views[k]))
-        return images
+                seen.images += [self._examined(image, where, self.limits.pictures, view) for image, view in own]
+        return seen
 
-    def _examined(self, data: object, field: str, pictures: Pictures | None, view: View) -> RequestImage:
+    def _examined(self, image: object, field: str, pictures: Pictures | None, view: View) -> RequestImage:
+        if isinstance(image, PreparedImage):
+            return RequestImage.of(image)
         if pictures is None:
             raise InvalidRequest(field, "this model takes no images", "an image")
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
-        return request_image(bytes(data), field, pictures, self.config, view)
+        return request_image(_bytes_of(image, field), field, pictures, self.config, view)
+
+    def _video(self, given: Sequence[tuple[object, View]], field: str, part: _Part) -> VideoInputs:
+        if self.limits.videos is None or self.limits.images is None:
+            raise InvalidRequest(field, "this model takes no videos", part.kind)
+        reader = VideoReader(self.limits.videos, self.limits.images, self.config)
+        files, view = [_bytes_of(file, field) for file, _ in given], given[0][1]
+        return (
+            reader.of_file(files[0], field, view) if part.frames is None else reader.of_frames(files, field, view)
+        )
 
     @property
     def _most_tokens(self) -> int:
@@ -336,11 +361,46 @@ def _where(ids: list[int], images: Sequence[RequestImage]) -> dict[int, RequestI
     return found
 
 
-def _parts(messages: object, kinds: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The parts of these types in the messages, with the name of each part. Malformed parts are refused later."""
+def _bytes_of(file: object, field: str) -> bytes:
+    if not isinstance(file, bytes | bytearray | memoryview):
+        raise InvalidRequest(field, "must be the bytes of a file, or crops", type(file).__name__)
+    return bytes(file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of messages with images. frames: of a video that is a list."""
+
+    field: str
+    kind: str
+    frames: int | None = None
+
+    @property
+    def n_files(self) -> int:
+        """Its number of the request's images."""
+        return 1 if self.frames is None else self.frames
+
+
+@dataclass(slots=True)
+class _Seen:
+    """images: of pictures and videos, in order."""
+
+    images: list[RequestImage] = dataclasses.field(default_factory=list)
+    videos: list[VideoInputs] = dataclasses.field(default_factory=list)
+
+    def add(self, video: VideoInputs) -> None:
+        self.images += video.images
+        self.videos.append(video)
+
+
+def _parts(messages: object) -> Iterator[_Part]:
+    """The parts of messages that have images. Other malformed parts are refused later."""
     for k, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         content = message.get("content") if isinstance(message, Mapping) else None
         for i, part in enumerate(content if isinstance(content, Sequence) else ()):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in kinds:
-                yield f"messages[{k}].content[{i}]", str(kind)
+            if kind in (*IMAGE_PARTS, *VIDEO_PARTS):
+                where, frames = f"messages[{k}].content[{i}]", part.get("frames")
+                if kind in VIDEO_PARTS and frames is not None and (type(frames) is not int or frames < 1):
+                    raise InvalidRequest(f"{where}.frames", "must be a number of the request's images", frames)
+                yield _Part(where, str(kind), frames if kind in VIDEO_PARTS else None)

@@ -15,11 +15,12 @@ from petiole.gpu_worker.text.checks import check_token_ids
 @dataclass(frozen=True, slots=True)
 class InputTokens:
     """Token ids, with IMAGE at the positions of images. By position: the numbers that tokens carry, and the images
-    that begin there."""
+    that begin there. n_images: how many were to be placed."""
 
     ids: list[int]
     numbers: dict[int, Numbers] = field(default_factory=dict)
     images: dict[int, RequestImage] = field(default_factory=dict)
+    n_images: int = 0
 
 
 def prompt_tokens(
@@ -28,9 +29,9 @@ def prompt_tokens(
     """A prompt of token ids, values and images. Raises InvalidRequest."""
     typed = ValueToken | ImagePlace
     if not isinstance(prompt, list | tuple) or not any(isinstance(one, typed) for one in prompt):
-        return InputTokens(check_token_ids("prompt", prompt, vocab_size))
+        return InputTokens(check_token_ids("prompt", prompt, vocab_size), n_images=len(images))
     known = check_token_ids("prompt", [0 if isinstance(one, typed) else one for one in prompt], vocab_size)
-    tokens = InputTokens([])
+    tokens = InputTokens([], n_images=len(images))
     for k, token in enumerate(prompt):
         at, where = len(tokens.ids), f"prompt[{k}]"
         if isinstance(token, ImagePlace):

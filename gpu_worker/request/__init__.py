@@ -4,6 +4,7 @@ handle           what `submit` returns: a request's output and result
 requests         `Request` and `Result`; `SamplingParams` is in `petiole.contract.requests.sampling`, the parts of
                  a result are in `petiole.contract.results.outputs`
 prepared_images  images in a prompt: what they look like, which positions see each other
+videos           frames as images of a prompt
 skills           what a vision model can be asked, and how its answer is read
 pooling          `Embedding` and `Scoring`; what a model of texts takes; how vectors and scores are sent
 values           numbers that tokens carry, and what they stand for

@@ -216,6 +216,7 @@ def limits_of(
         values=decoder.value_tokens,
         images=decoder.images,
         pictures=decoder.pictures,
+        videos=decoder.videos,
         processor=decoder.processor,
         texts=_text_limits(info, config),
         judge=info.model.judge,

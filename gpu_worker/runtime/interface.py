@@ -33,6 +33,7 @@ from petiole.gpu_worker.request.pooling import Judge, TextLimits
 from petiole.gpu_worker.request.prepared_images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Pictures, Processor
 from petiole.gpu_worker.request.values import ValueKinds
+from petiole.gpu_worker.request.videos import Videos
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -350,11 +351,11 @@ class ModelLimits:
     `snapshots`: of layers that keep a state, with the reserved one; 0: there are none. `values`: the kinds of
     values that the model has, or None. `images`: the images that it takes, or None. `texts`: the texts that it
     makes vectors of, or None for a model that generates. `judge`: how the latter scores pairs, if its files say
-    so. `pictures`: turns pictures into what is encoded, or None. `processor`: turns skill calls into prompts, or
-    None. `files`: which files of this machine the weights are from. `batching`: the meaning of settings of 0, on
-    this device and with this memory. `computing`: for operators alone. `drafts`: how many
-    tokens a step drafts at most for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it
-    takes steps of rows in doubt, and DRAFTED."""
+    so. `pictures`, `videos`: turn these into what is encoded, or None. `processor`: turns skill calls into
+    prompts, or None. `files`: which files of this machine the weights are from. `batching`: the meaning of
+    settings of 0, on this device and with this memory. `computing`: for operators alone. `drafts`: how many tokens
+    a step drafts at most for each of its rows; 0: the runtime drafts nothing. `goes_ahead`: whether it takes steps
+    of rows in doubt, and DRAFTED."""
 
     model: str
     fingerprint: str
@@ -369,6 +370,7 @@ class ModelLimits:
     values: ValueKinds | None = None
     images: ImageLimits | None = None
     pictures: Pictures | None = None
+    videos: Videos | None = None
     processor: Processor | None = None
     texts: TextLimits | None = None
     judge: Judge | None = None

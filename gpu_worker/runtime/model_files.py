@@ -94,7 +94,9 @@ class ModelReader:
             digest = _joined(digest, settled)
         digest = _quantised(digest, self._config, self._platform)
         if found.pictures is not None:  # a task that goes on elsewhere must have the same prompt there
-            digest = _with(digest, f"image tokens {self._config.image_tokens}")
+            config = self._config
+            seen = f"image tokens {config.image_tokens} video {config.video_frames} {config.video_tokens}"
+            digest = _with(digest, seen)
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
         files = files_of_weights(folder) if self._source is None else "unknown"
         info = ModelInfo(model, folder, replace(found, plan=settled), digest, files, ends, longest)
@@ -117,7 +119,7 @@ class ModelReader:
         """Raises ModelError if `read` could not put this model in the place of the one that is served."""
         new = Storage()
         if same_shape(info.plan, served.plan):
-            self._read(info, torch.device("meta"), new)
+            self._read(info, torch.device("meta"), new, scanned=True)
         if new.layout != self._storage.layout:
             what = f"{info.name} has another shape or type than {served.name}"
             raise ModelError(f"{what}; start a new engine for it")
@@ -129,7 +131,7 @@ class ModelReader:
         decoder = self._read(info, torch.device("meta"), Storage())
         return takes_int8_inputs((decoder.layers, decoder.head))
 
-    def _read(self, info: ModelInfo, device: torch.device, storage: Storage) -> Decoder:
+    def _read(self, info: ModelInfo, device: torch.device, storage: Storage, *, scanned: bool = False) -> Decoder:
         steps = {name: getattr(self._config, name) for name in ("chunk_size", "max_num_batched_tokens")}
         given = {name: size for name, size in steps.items() if size}  # others are made large enough
         options = LoadOptions(
@@ -142,6 +144,7 @@ class ModelReader:
             kernels=self._platform.kernels,
             storage=storage,
             block_reader=self._platform.block_reader,
+            scanned=scanned,
             sizes={**given, "max_model_len": info.max_model_len},
             room=host_memory() if device.type == "cpu" and not storage.n_bytes else None,
         )

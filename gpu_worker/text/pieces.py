@@ -95,17 +95,19 @@ def _metaspace(tokens: Sequence[str | None], mark: str, *, keeps_first: bool) ->
 def _byte_level(token: str) -> bytes:
     """The bytes of a token in byte-level letters. A token with other letters (an added token) is plain text."""
     try:
-        return bytes([_BYTES[letter] for letter in token])
-    except KeyError:
+        return token.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()
 
 
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable Latin-1 maps to itself, the other bytes to U+0100 and up, in order."""
+def _byte_letters() -> dict[int, int]:
+    """GPT-2's byte alphabet, from letters to bytes: printable Latin-1 maps to itself, U+0100 and up to the other
+    bytes, in order. Letters with the numbers of these other bytes are none of it, and become `_NO_BYTE`."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    letters = {chr(byte): byte for byte in plain}
-    letters |= {chr(256 + k): byte for k, byte in enumerate(b for b in range(256) if b not in plain)}
-    return letters
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {byte: byte for byte in plain} | dict.fromkeys(others, _NO_BYTE)
+    return letters | {256 + k: byte for k, byte in enumerate(others)}
 
 
+_NO_BYTE = 0xFFFF
 _BYTES = _byte_letters()

@@ -83,7 +83,7 @@ class Tokenizer:
         texts = {token.content for token in added.values() if token.special or _frames(token.content, framing)}
         self.control = ControlTokens(backend, texts)
         self._described = dict(described or {})
-        self._pieces = self._token_pieces()
+        self._pieces = self._token_pieces(vocab, {v: token.content for v, token in added.items()})
         self._tables: dict[frozenset[int], TokenPieces] = {}  # by hidden tokens; of which a model has a few sets
         if self._pieces is not None and self.special_token_ids:
             self._tables[self.special_token_ids] = self._pieces.without(self.special_token_ids)
@@ -254,8 +254,10 @@ class Tokenizer:
                     field, limit, f"{count} in the first {len(beginning)} of {len(text)} characters"
                 )
 
-    def _token_pieces(self) -> TokenPieces | None:
-        tokens = [self.backend.id_to_token(v) for v in range(self.vocab_size)]
+    def _token_pieces(self, vocab: Mapping[str, int], added: dict[int, str]) -> TokenPieces | None:
+        """added: of several tokens with one id, this is its text."""
+        of_ids = {v: token for token, v in vocab.items()} | added
+        tokens = [of_ids.get(v) for v in range(self.vocab_size)]
         decoder = self.backend.decoder
         # A decoder pickles as its description in tokenizer.json, without the megabytes of the rest.
         return token_pieces(None if decoder is None else json.loads(decoder.__getstate__()), tokens)

@@ -15,15 +15,15 @@ from bench.gpu.vision import PUBLISHED, SIZES, UNIQUE, chart, deep_queue
 from bench.harness.checkpoints.moondream import FULL_BF16, Seeing
 from bench.harness.report import Report
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from tests.support.pictures import MODEL
 
-NAME = "petiole-tiny-vision"
 CARD = Card(bandwidth=1e10, rate=1e11)
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Seeing:
-    raw = json.loads((resolve_model(NAME) / "config.json").read_text())
-    return Seeing(NAME, "float32", {**raw, "torch_dtype": "float32"})
+    raw = json.loads((resolve_model(MODEL) / "config.json").read_text())
+    return Seeing(MODEL, "float32", {**raw, "torch_dtype": "float32"})
 
 
 def test_a_queue_of_questions_is_judged_by_what_is_published(tiny: Seeing) -> None:
@@ -43,7 +43,7 @@ def test_pictures_that_are_asked_about_once_stand_beside_their_arithmetic(tiny: 
     gpu_vision.images(report, CARD, tiny, "cpu", n=3, profile=profile)
     assert [(r.unit, r.target) for r in report.results] == [("ms", None), ("images/s", None)]
     assert all(r.floor is not None for r in report.results)
-    assert profiled == [f"{NAME}, an encode"]
+    assert profiled == [f"{MODEL}, an encode"]
 
 
 def test_five_questions_about_three_pictures_in_a_row() -> None:

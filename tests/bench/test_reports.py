@@ -209,6 +209,28 @@ def test_what_is_committed_follows_from_the_committed_results() -> None:
     assert render.page(text) == text
 
 
+def test_the_front_page_has_the_figures_of_the_record() -> None:
+    lines = (line.split("|") for line in render.headlines().splitlines())
+    rows = {cells[1].strip(): (cells[2].strip(), cells[4].strip()) for cells in reversed([*lines])}
+    measured = {what: value for what, (value, _) in rows.items()}
+    ratios = {what: ratio for what, (_, ratio) in rows.items()}
+    kill, step = (
+        "SIGKILL in mid-sentence, to the next delta",
+        "Qwen3-8B shape, bf16, a decode step of one sequence",
+    )
+    gateway = json.loads((render.RESULTS / "cpu-zen4" / "gateway.json").read_text())["results"]
+    [added] = [one for one in gateway if one["name"] == "first delta: added, beside LiteLLM's proxy"]
+    page = " ".join((render.ROOT / "README.md").read_text().split())
+    for said in (
+        f"median {measured[f'{kill}, median']}, longest of 50: {measured['the same, the longest of 50']}",
+        f"{ratios[step]} times the time to read its bytes (one sequence), {ratios['the same of 64']} (64)",
+        f"{float(ratios['Through Celery and Redis, with readers']):.2f} of the rate of the engine alone",
+        f"[{float(ratios['32 tasks through Celery']):.0f} times](docs/performance.md)",
+        f"{added['value']:.2f} ms after the direct reader's, LiteLLM's proxy {added['peer']:.0f} ms",
+    ):
+        assert said in page
+
+
 def test_a_headline_has_a_row_for_each_processor_that_measured_it(recorded: Path) -> None:
     headline = (
         '[[headline]]\nworkload = "engine"\nmatch = "^pre"\nwhat = "Shared prefixes"\nbeside = "none shared"\n'

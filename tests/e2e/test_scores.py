@@ -172,6 +172,16 @@ def test_a_conversation_is_rendered_and_its_vector_made(client: openai.OpenAI, g
     assert refused["error"]["param"] == "input"
 
 
+def test_the_context_that_an_embedder_tells_is_what_it_takes(gateway: Gateway) -> None:
+    listed = {one["id"]: one["context_length"] for one in httpx2.get(f"{gateway.url}/models").json()["data"]}
+    prompt = {"model": "embedder", "prompt": "a"}
+    most = httpx2.post(f"{gateway.url.removesuffix('/v1')}/tokenize", json=prompt).json()["max_model_len"]
+    assert most == listed["embedder"]
+    for n, status in ((most, 200), (most + 1, 400)):
+        ids = {"model": "embedder", "input": [75] * n, "add_special_tokens": False}
+        assert httpx2.post(f"{gateway.url}/embeddings", json=ids).status_code == status
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
 @pytest.mark.parametrize("model", ["scorer", "judge"])
 def test_rerank_over_http(site: Site, gateway: Gateway, model: str, path: str) -> None:

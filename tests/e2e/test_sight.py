@@ -19,7 +19,7 @@ from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.keys import image_key
 from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
-from tests.support.seeing import as_file, drawn_picture, write_seeing
+from tests.support.seeing import as_file, drawn_film, drawn_picture, write_seeing
 from tests.support.site import Site, eventually
 
 FILES = [as_file(drawn_picture(170, 100)), as_file(drawn_picture(64, 64, seed=1))]
@@ -144,6 +144,61 @@ def test_clients_of_both_interfaces_send_pictures(client: openai.OpenAI, gateway
     )
     assert second.content[0].text == first.choices[0].message.content  # type: ignore[union-attr]
     assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) == first.usage.prompt_tokens
+
+
+FRAMES = [base64.b64encode(as_file(drawn_picture(96, 64, seed=k))).decode() for k in range(5)]
+
+
+def test_clients_send_videos(site: Site, client: openai.OpenAI, name: str) -> None:
+    """As frames and as a file. What is bad is refused by its field."""
+    film = base64.b64encode(drawn_film(frames=20, rate=4)).decode()
+    said: dict[str, Any] = {"type": "text", "text": "What?"}
+
+    def answered(part: dict[str, Any], **more: Any) -> Any:
+        messages: Any = [{"role": "user", "content": [part, said]}]
+        return client.chat.completions.create(model=name, messages=messages, max_tokens=4, temperature=0, **more)
+
+    frames: dict[str, Any] = {
+        "type": "video",
+        "video": [f"data:image/png;base64,{one}" for one in FRAMES],
+        "fps": 2,
+    }
+    joined = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{','.join(FRAMES)}"}}
+    first, second = answered(frames), answered(joined)
+    assert first.choices[0].message.content == second.choices[0].message.content
+    own = [{"type": "video", "video": FRAMES}, said]
+    task = send(site, "chat", messages=[{"role": "user", "content": own}], max_tokens=4, temperature=0)
+    assert site.get(task)["usage"]["prompt_tokens"] == first.usage.prompt_tokens
+    url = f"data:video/mp4;base64,{film}"
+    usual, few = (
+        answered({"type": "video_url", "video_url": {"url": url, "fps": fps}}).usage.prompt_tokens
+        for fps in (2, 1)
+    )
+    assert few < usual
+    for part, field in (
+        ({**frames, "fps": 0}, "messages[0].content[0].fps"),
+        ({**frames, "video": frames["video"][:1]}, "messages[0].content[0].video"),
+        ({"type": "video_url", "video_url": {"url": url[: len(url) // 8 * 4]}}, "messages[0].content[0]"),
+        (
+            {"type": "video_url", "video_url": {"url": "https://a.example/b.mp4"}},
+            "messages[0].content[0].video_url.url",
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            answered(part)
+        assert caught.value.param == field
+
+
+def test_a_video_goes_on_where_its_worker_died(site: Site) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "video", "video": FRAMES, "fps": 1}, {"type": "text", "text": "?"}]}
+    ]
+    whole = site.get(chat(site, "whole-film", messages=messages))
+    doomed = chat(site, "die-5-film", messages=messages)
+    again = site.get(doomed)
+    site.start_worker()  # in place of the one that has died
+    assert again["attempt"] == 2
+    assert again["token_ids"] == site.tokens(doomed) == whole["token_ids"]
 
 
 def test_a_request_says_how_many_pixels_its_pictures_have(client: openai.OpenAI, name: str) -> None:

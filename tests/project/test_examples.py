@@ -20,7 +20,7 @@ from tests.support.site import REPOSITORY, Site
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 HERE: dict[str, tuple[int, ...]] = {
-    "README.md": (1,),
+    "README.md": (0, 1),
     "docs/batch.md": (0,),
     "docs/cache.md": (0,),
     "docs/celery.md": (0, 3),
@@ -35,7 +35,6 @@ HERE: dict[str, tuple[int, ...]] = {
 """By page: the examples that one process runs, one after the other."""
 
 ELSEWHERE: dict[str, dict[int, str]] = {
-    "README.md": {0: "needs Flask"},
     "docs/batch.md": {1: "tests/gateway/batches/test_jobs.py", 2: "tests/project/test_nightly.py"},
     "docs/celery.md": {1: "tests/support/shop.py", 2: "the module of the worker here"},
     "docs/django.md": dict.fromkeys(range(5), "tests/project/test_pages.py"),
@@ -60,7 +59,10 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     "docs/traces.md": {0: "needs python-json-logger"},
     "docs/recipes.md": {1: "tests/gateway/test_clients.py"},
     "docs/testing.md": dict.fromkeys(range(4), "tests/project/test_pages.py"),
-    "docs/tools.md": dict.fromkeys(range(3), "tests/e2e/test_tiny_tools.py"),
+    "docs/tools.md": {
+        **dict.fromkeys(range(2), "tests/e2e/test_tiny_tools.py"),
+        2: "tests/support/clients/with_openai_agents.py",
+    },
     "docs/vision.md": dict.fromkeys(range(4), "tests/e2e/test_vision.py"),
 }
 """By page: who runs the others, or runs the same calls; or what they need."""
@@ -74,6 +76,13 @@ app = Celery("shop", broker=petiole_app.conf.broker_url, backend=petiole_app.con
     "docs/streams.md": "import sys, petiole\n",
 }
 BETWEEN = {
+    "README.md": {
+        1: """
+client = app.test_client()
+assert client.post("/jobs", json={"prompt": ""}).status_code == 400
+print(client.get("/jobs/" + client.post("/jobs", json={"prompt": "1, 2, 3"}).json["id"] + "/stream").text)
+"""
+    },
     "docs/streams.md": {
         0: "sys.argv = ['', result.id, 'unix' + petiole.app.conf.broker_url[12:].partition('?')[0]]"
     },

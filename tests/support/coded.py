@@ -36,6 +36,14 @@ FORMS = {
     "int8 groups, steps and offsets": CodeLayout(
         40, 256, 32, (), torch.int8, torch.int8, torch.int8, offsets=True, steps=8
     ),
+    "six bits": CodeLayout(100, 72, 72, (), torch.uint8, torch.float16),
+    "six bits, groups, offsets": CodeLayout(
+        40, 608, 32, (), torch.uint8, torch.float16, torch.float16, offsets=True
+    ),
+    "six bits, steps": CodeLayout(70, 512, 16, (), torch.uint8, torch.int8, steps=16),
+    "six bits, steps and offsets": CodeLayout(
+        33, 768, 16, (), torch.uint8, torch.int8, torch.int8, offsets=True, steps=16
+    ),
     "fp8 channels": CodeLayout(65, 72, 72, (), torch.float8_e4m3fn, torch.bfloat16),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ TEMPLATE = """\
         {%- for content in message.content %}
             {%- if content.type == 'image' or 'image' in content or 'image_url' in content %}
                 {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif content.type == 'video' or 'video' in content %}
+                {{- '<|vision_start|><|video_pad|><|vision_end|>' }}
             {%- elif 'text' in content %}
                 {{- content.text }}
             {%- endif %}
@@ -59,7 +62,7 @@ def tokenizer() -> Any:
 
 
 TOKENS = {mark: tokenizer().token_to_id(mark) for mark in MARKS}
-PAD = TOKENS["<|image_pad|>"]
+PAD, VIDEO_PAD = TOKENS["<|image_pad|>"], TOKENS["<|video_pad|>"]
 VOCAB = 512
 
 
@@ -300,6 +303,22 @@ def drawn_picture(width: int, height: int, seed: int = 0) -> Image.Image:
 def as_file(picture: Image.Image, **more: Any) -> bytes:
     file = BytesIO()
     picture.save(file, "PNG", **more)
+    return file.getvalue()
+
+
+def drawn_film(
+    frames: int = 40, rate: int = 10, kind: str = "mp4", codec: str = "mpeg4", size: tuple[int, int] = (96, 64)
+) -> bytes:
+    """The file of a video."""
+    av: Any = pytest.importorskip("av")
+    file = BytesIO()
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=Fraction(rate))
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        for k in range(frames):
+            container.mux(stream.encode(av.VideoFrame.from_image(drawn_picture(*size, seed=k))))
+        container.mux(stream.encode())
     return file.getvalue()
 
 

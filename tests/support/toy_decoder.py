@@ -60,6 +60,7 @@ class ToyDecoder:
     token_types: Tensor | None = None
     images: ImageLimits | None = None
     pictures: Any = None
+    videos: Any = None
     processor: Any = None
     drafting: Any = None
     dtype = torch.float32

@@ -1,8 +1,8 @@
 """Figures on held-out pictures: `python -m training.vision.evaluate FOLDER --pictures 200 --card`.
 
-The engine serves the exported folder and answers greedily, with nothing that steers its tokens. Exact answers are
-the shares of texts that are right to the letter; points count if all of them are found, in order, within 0.05;
-boxes by their mean intersection over union, 0 for one that is missing.
+The engine serves the exported folder, and answers files by its skills, greedily: boxes and points match a schema,
+as for every caller. Exact answers are the shares of texts that are right to the letter; points count if all of
+them are found, in order, within 0.05; boxes by their mean intersection over union, 0 for one that is missing.
 """
 
 from __future__ import annotations
@@ -12,44 +12,20 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from petiole.gpu_worker import Delta, Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
-from petiole.gpu_worker.models.moondream.crops import CropGeometry, Crops, cropped
-from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
-from training.vision import tokens
 from training.vision.card import card
-from training.vision.pictures import Question, Shape, ask_all, draw_scene, paint
-from training.vision.tokens import COORDINATE, EOS, SIZE, row_of
+from training.vision.pictures import Question, Scene, Shape, ask_all, ask_pair, draw_scene, paint
+from training.vision.tokens import call_of
 
-GEOMETRY = CropGeometry(patch=14, grid=9, margin=2, max_crops=4)
 NEAR = 0.05
-Values = tuple[float, ...]
 Box = tuple[float, float, float, float]
 """Centre, width and height."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """token_ids, and the values decoded with each."""
-
-    token_ids: Sequence[int]
-    values: Sequence[Values]
-
-    def points(self) -> list[tuple[float, float]]:
-        """Every two coordinates in a row."""
-        numbers = [value for of in self.values if len(of) == 1 for value in of]
-        return list(zip(numbers[::2], numbers[1::2], strict=False))
-
-    def boxes(self) -> list[Box]:
-        sizes = [of for token, of in zip(self.token_ids, self.values, strict=True) if token == SIZE]
-        return [(*at, *size) for at, size in zip(self.points(), sizes, strict=False)]  # type: ignore[misc]
 
 
 def right_points(found: Sequence[tuple[float, float]], shapes: Sequence[Shape]) -> bool:
@@ -75,43 +51,42 @@ def overlaps(boxes: Sequence[Box], shapes: Sequence[Shape]) -> list[float]:
     ]
 
 
-def ask(
-    engine: Engine, tokenizer: Tokenizer, crops: Crops, name: int, questions: Sequence[Question]
-) -> list[Answer]:
-    """`name`: a number that only this picture has."""
-    image = PreparedImage(name, GEOMETRY.grid**2, crops.pixels, crops.tiling)
-    asked = []
-    for question in questions:
-        row = row_of(tokenizer, question)
-        prompt = [EOS, ImagePlace(0), *row.tokens[: row.start]]
-        sampling = SamplingParams(max_tokens=60, temperature=0.0)
-        values: list[Values] = []
-        request = Request(prompt=prompt, images=[image], sampling=sampling)
-
-        def keep(_: object, delta: Delta, values: list[Values] = values) -> None:
-            values.extend(delta.values or ())
-
-        asked.append((engine.submit(request, on_delta=keep), values))
-    return [Answer(handle.result().token_ids, values) for handle, values in asked]
+def file_of(scene: Scene, rng: Random) -> bytes:
+    file = BytesIO()
+    paint(scene, rng).save(file, "PNG")
+    return file.getvalue()
 
 
-def figures(engine: Engine, n_pictures: int, seed: int) -> dict[str, Any]:
-    tokenizer, rng = tokens.build(), Random(seed)
-    right: dict[str, list[float]] = defaultdict(list)
+def ask(engine: Engine, files: Sequence[bytes], questions: Sequence[Question]) -> list[Any]:
+    """The answers, as the skills give them."""
+    sampling = SamplingParams(max_tokens=80, temperature=0.0)
+    asked = [Request(skill=call_of(one), images=files, sampling=sampling) for one in questions]
+    return [result.answer for result in engine.generate(asked)]
+
+
+def score(question: Question, answer: Any) -> list[float]:
+    if question.skill == "point":
+        return [float(right_points([(one["x"], one["y"]) for one in answer["points"]], question.found))]
+    if question.skill == "detect":
+        corners = [(one["x_min"], one["y_min"], one["x_max"], one["y_max"]) for one in answer["objects"]]
+        boxes = [((a + c) / 2, (b + d) / 2, c - a, d - b) for a, b, c, d in corners]
+        return overlaps([(*box[:2], *(max(side, 1e-6) for side in box[2:])) for box in boxes], question.found)  # type: ignore[misc]
+    return [float(answer[{"query": "answer"}.get(question.skill, "caption")] == question.answer)]
+
+
+def figures(engine: Engine, n_pictures: int, seed: int) -> dict[str, list[float]]:
+    """By kind of question, the mean and of how many."""
+    rng, right = Random(seed), defaultdict[str, list[float]](list)
     for number in range(n_pictures):
-        own = Random(2 * rng.getrandbits(60) + 1)  # training draws even seeds
-        sides = (130, 110) if number % 6 else (180, 180)
-        scene = draw_scene(own, sides)
-        crops = cropped(paint(scene, own), GEOMETRY)
-        questions = ask_all(scene, own)
-        for question, answer in zip(questions, ask(engine, tokenizer, crops, number, questions), strict=True):
-            if question.skill == "point":
-                right["point"].append(float(right_points(answer.points(), question.found)))
-            elif question.skill == "detect":
-                right["detect"] += overlaps(answer.boxes(), question.found)
-            else:
-                text = tokenizer.decode([t for t in answer.token_ids if t not in (EOS, COORDINATE, SIZE)])
-                right[question.kind].append(float(text == question.answer))
+        owns = [Random(2 * rng.getrandbits(60) + 1) for _ in range(2)]  # training draws even seeds
+        scenes = [draw_scene(own, (130, 110) if number % 6 else (180, 180)) for own in owns]
+        files = [file_of(scene, own) for scene, own in zip(scenes, owns, strict=True)]
+        for shown, questions in (
+            (files[:1], ask_all(scenes[0], owns[0])),
+            (files, ask_pair((scenes[0], scenes[1]), owns[0])),
+        ):
+            for question, answer in zip(questions, ask(engine, shown, questions), strict=True):
+                right[question.kind] += score(question, answer)
     return {kind: [round(sum(of) / len(of), 4), len(of)] for kind, of in sorted(right.items())}
 
 

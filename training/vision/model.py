@@ -1,240 +1,220 @@
-"""Moondream 2 made small, for training. Its parameters have the names of the published weights.
+"""A Qwen3-VL made small, for training. Its parameters have the published names, but for what `export` says.
 
-Many questions about one picture are one row: the picture's positions see each other, and each question sees the
-picture and itself, as if it stood alone behind the picture. `cells` and `places` are for training alone: they read
-what a position of the picture knows, behind the projection and before the last blocks of the text decoder.
+    pixels ->  patches, block by block -> + positions -> layers ---+----------> layers -> merger  -> embeddings
+                                                                   deep merger -> added behind layer 0 of the text
+
+A picture's positions come before all questions about it, so they are computed once: each question reads their keys
+and values. `probes` are for training alone: they read what the positions of a picture know.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training import model as text_model
+from training.model import Qwen3
 from training.vision.losses import KNOWN
-from training.vision.tokens import BINS, COORDINATE, SIZE, VOCAB_SIZE
+from training.vision.tokens import CONTEXT, FIRST_NUMBER, VOCAB_SIZE, WHOLE
 
-DEPTH = 2
-"""So many blocks of the text decoder read what `places` taught the positions of the picture."""
-ROTARY = 32
-"""Dimensions of a text head that are rotated, of 64."""
-
-
-@dataclass(frozen=True)
-class VisionShape:
-    dim: int = 128
-    heads: int = 4
-    layers: int = 4
-    ff: int = 384
-    patch: int = 14
-    grid: int = 9
-    margin: int = 2
-    max_crops: int = 4
-    projection: int = 384
+NUMBERS = slice(FIRST_NUMBER, FIRST_NUMBER + WHOLE + 1)
+"""The places of numbers in the vocabulary."""
+FREQUENCIES = 64
 
 
 @dataclass(frozen=True)
-class TextShape:
-    dim: int = 128
-    heads: int = 2
-    layers: int = 5
-    ff: int = 512
-    vocab: int = VOCAB_SIZE
-    context: int = 512
+class TowerShape:
+    """Names as in `vision_config`."""
 
-
-@dataclass(frozen=True)
-class RegionShape:
-    coordinate_features: int = 64
-    size_features: int = 128
-    inner: int = 256
-    bins: int = BINS
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    depth: int = 5
+    num_heads: int = 4
+    patch_size: int = 16
+    spatial_merge_size: int = 2
+    num_position_embeddings: int = 144
+    deepstack_visual_indexes: tuple[int, ...] = (2,)
 
 
 @dataclass(frozen=True)
 class Shape:
-    vision: VisionShape = VisionShape()
-    text: TextShape = TextShape()
-    region: RegionShape = RegionShape()
+    tower: TowerShape = TowerShape()
+    text: text_model.Shape = field(
+        default_factory=lambda: text_model.Shape(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=5,
+            max_position_embeddings=CONTEXT,
+        )
+    )
 
-    def as_dict(self) -> dict[str, dict[str, int]]:
+    @property
+    def sections(self) -> list[int]:
+        """How many frequencies turn with time, row and column."""
+        half = self.text.head_dim // 2
+        return [half - 2 * (half // 3), half // 3, half // 3]
+
+    def as_dict(self) -> dict[str, dict[str, object]]:
         return asdict(self)
 
     @staticmethod
-    def of(raw: dict[str, dict[str, int]]) -> Shape:
-        return Shape(VisionShape(**raw["vision"]), TextShape(**raw["text"]), RegionShape(**raw["region"]))
+    def of(raw: dict[str, dict[str, object]]) -> Shape:
+        taps = raw["tower"]["deepstack_visual_indexes"]
+        tower = TowerShape(**{**raw["tower"], "deepstack_visual_indexes": tuple(taps)})  # type: ignore
+        return Shape(tower, text_model.Shape(**raw["text"]))  # type: ignore[arg-type]
 
 
-def _mlp(inputs: int, inner: int, outputs: int) -> nn.ModuleDict:
-    return nn.ModuleDict({"fc1": nn.Linear(inputs, inner), "fc2": nn.Linear(inner, outputs)})
+class Merger(nn.Module):
+    """joins_first: whether the norm is of the joined patches."""
+
+    def __init__(self, shape: TowerShape, outputs: int, *, joins_first: bool) -> None:
+        super().__init__()
+        self.wide, self.joins_first = shape.hidden_size * shape.spatial_merge_size**2, joins_first
+        self.norm = nn.LayerNorm(self.wide if joins_first else shape.hidden_size, eps=1e-6)
+        self.linear_fc1, self.linear_fc2 = nn.Linear(self.wide, self.wide), nn.Linear(self.wide, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, patches, hidden] -> [N, blocks, outputs]."""
+        joined = (len(x), -1, self.wide)
+        x = self.norm(x.reshape(joined)) if self.joins_first else self.norm(x).reshape(joined)
+        out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x)))
+        return out
 
 
-def _attention(dim: int) -> nn.ModuleDict:
-    return nn.ModuleDict({"qkv": nn.Linear(dim, 3 * dim), "proj": nn.Linear(dim, dim)})
+class Block(nn.Module):
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        width, inner = shape.hidden_size, shape.intermediate_size
+        self.heads = shape.num_heads
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.mlp = nn.ModuleDict({"linear_fc1": nn.Linear(width, inner), "linear_fc2": nn.Linear(inner, width)})
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [N, T, hidden]; cos, sin [T, head_dim]."""
+        q, k, v = self.attn["qkv"](self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = text_model.rotate(q, cos, sin), text_model.rotate(k, cos, sin)
+        seen = text_model.attended(q, k, v)
+        x = x + self.attn["proj"](seen.transpose(1, 2).flatten(2))
+        inner = F.gelu(self.mlp["linear_fc1"](self.norm2(x)), approximate="tanh")
+        out: Tensor = x + self.mlp["linear_fc2"](inner)
+        return out
 
 
-def _through(x: Tensor, mlp: nn.ModuleDict) -> Tensor:
-    out: Tensor = mlp["fc2"](F.gelu(mlp["fc1"](x), approximate="tanh"))
-    return out
-
-
-class Moondream(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class Tower(nn.Module):
+    def __init__(self, shape: TowerShape, outputs: int) -> None:
         super().__init__()
         self.shape = shape
-        v, t, r = shape.vision, shape.text, shape.region
-        vision = nn.ModuleDict(
-            {
-                "patch_emb": nn.Linear(3 * v.patch**2, v.dim),
-                "blocks": nn.ModuleList(
-                    nn.ModuleDict(
-                        {
-                            "ln1": nn.LayerNorm(v.dim),
-                            "attn": _attention(v.dim),
-                            "ln2": nn.LayerNorm(v.dim),
-                            "mlp": _mlp(v.dim, v.ff, v.dim),
-                        }
-                    )
-                    for _ in range(v.layers)
-                ),
-                "post_ln": nn.LayerNorm(v.dim),
-                "proj_mlp": _mlp(2 * v.dim, v.projection, t.dim),
-            }
+        self.patch_embed = nn.ModuleDict({"proj": nn.Linear(3 * shape.patch_size**2, shape.hidden_size)})
+        self.pos_embed = nn.Embedding(shape.num_position_embeddings, shape.hidden_size)
+        nn.init.normal_(self.pos_embed.weight, std=0.1)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        self.merger = Merger(shape, outputs, joins_first=False)
+        taps = shape.deepstack_visual_indexes
+        self.deepstack_merger_list = nn.ModuleList(Merger(shape, outputs, joins_first=True) for _ in taps)
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        """uint8 [N, height, width, 3] -> [N, blocks, outputs], of the last layer and then of the deep ones."""
+        patch, (high, wide) = self.shape.patch_size, (side // self.shape.patch_size for side in pixels.shape[1:3])
+        values = (pixels.float() / 255 - 0.5) / 0.5
+        cut = values.view(-1, high, patch, wide, patch, 3).permute(0, 1, 3, 5, 2, 4).flatten(3)
+        x = self.patch_embed["proj"](self._in_blocks(cut)) + self._in_blocks(self._positions(high, wide))
+        at = self._in_blocks(torch.arange(high * wide).view(1, high, wide, 1)).view(-1)
+        cos, sin = self._turning(at // wide, at % wide)
+        deep = []
+        for number, block in enumerate(self.blocks):
+            x = block(x, cos, sin)
+            if number in self.shape.deepstack_visual_indexes:
+                deep.append(self.deepstack_merger_list[len(deep)](x))
+        return [self.merger(x), *deep]
+
+    def _in_blocks(self, grid: Tensor) -> Tensor:
+        """[N, rows, columns, width] -> [N, rows * columns, width], block by block."""
+        merge = self.shape.spatial_merge_size
+        split = grid.unflatten(2, (-1, merge)).unflatten(1, (-1, merge))
+        return split.transpose(2, 3).flatten(1, 4)
+
+    def _positions(self, high: int, wide: int) -> Tensor:
+        side = math.isqrt(self.shape.num_position_embeddings)
+        table = self.pos_embed.weight.view(1, side, side, -1).permute(0, 3, 1, 2)
+        return F.interpolate(table, (high, wide), mode="bilinear", align_corners=True).permute(0, 2, 3, 1)
+
+    def _turning(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        quarter = self.shape.hidden_size // self.shape.num_heads // 4
+        frequencies = 10000.0 ** -(torch.arange(quarter).float() / quarter)
+        angles = torch.cat([at[:, None] * frequencies for at in (rows, columns)], dim=-1).repeat(1, 2)
+        return angles.cos(), angles.sin()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows of questions behind pictures. tokens: int64 [M, L]; owner: int64 [M], which prefix each is behind."""
+
+    tokens: Tensor
+    owner: Tensor
+
+
+class SmallQwen(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape, width = shape, shape.text.hidden_size
+        self.text, self.tower = Qwen3(shape.text), Tower(shape.tower, width)
+        self.numbers = nn.Linear(2 * FREQUENCIES, width, bias=False)
+        nn.init.normal_(self.numbers.weight, std=(2 * FREQUENCIES * width) ** -0.5 * 1.4)
+        self.probes = nn.ModuleList(
+            nn.Linear(width, KNOWN) for _ in range(1 + len(self.tower.deepstack_merger_list))
         )
-        vision.register_parameter("pos_emb", nn.Parameter(torch.randn(1, v.grid**2, v.dim) * 0.1))
-        text = nn.ModuleDict(
-            {
-                "blocks": nn.ModuleList(
-                    nn.ModuleDict(
-                        {"ln": nn.LayerNorm(t.dim), "attn": _attention(t.dim), "mlp": _mlp(t.dim, t.ff, t.dim)}
-                    )
-                    for _ in range(t.layers)
-                ),
-                "post_ln": nn.LayerNorm(t.dim),
-                "lm_head": nn.Linear(t.dim, t.vocab),
-            }
-        )
-        text.register_parameter("wte", nn.Parameter(torch.randn(t.vocab, t.dim) * 0.5))
-        region = nn.ModuleDict(
-            {
-                "coord_encoder": nn.Linear(2 * r.coordinate_features, t.dim),
-                "size_encoder": nn.Linear(2 * r.size_features, t.dim),
-                "coord_decoder": _mlp(t.dim, r.inner, r.bins),
-                "size_decoder": _mlp(t.dim, r.inner, 2 * r.bins),
-            }
-        )
-        region.register_parameter("coord_features", nn.Parameter(torch.randn(1, r.coordinate_features) * 3))
-        region.register_parameter("size_features", nn.Parameter(torch.randn(2, r.size_features) * 3))
-        self.cells, self.places = nn.Linear(t.dim, KNOWN), nn.Linear(t.dim, KNOWN)
-        self.model = nn.ModuleDict({"vision": vision, "text": text, "region": region})
-        for name, weight in self.named_parameters():
-            if name.endswith(("attn.proj.weight", "mlp.fc2.weight")) and "blocks" in name:
-                nn.init.zeros_(weight)
+        half = torch.arange(shape.text.head_dim // 2)
+        turned = torch.where(half < 3 * shape.sections[1], half % 3, 0)
+        self.register_buffer("axes", turned.repeat(2), persistent=False)
+        periods = 2.0 * 1000.0 ** torch.linspace(0, 1, FREQUENCIES)
+        angles = 2 * math.pi * torch.arange(WHOLE + 1)[:, None] / periods
+        self.register_buffer("waves", torch.cat([angles.cos(), angles.sin()], dim=-1), persistent=False)
+        with torch.no_grad():
+            self.text.model.embed_tokens.weight[NUMBERS] *= 0.1
+            for name, weight in self.named_parameters():
+                if name.endswith(
+                    ("attn.proj.weight", "mlp.linear_fc2.weight", "o_proj.weight", "down_proj.weight")
+                ):
+                    weight.zero_()
 
-    # ------------------------------------------------------------ the picture
+    def table(self) -> Tensor:
+        """[vocab, hidden], inputs and outputs: numbers lie on a curve, so that near ones begin alike, and each has
+        something of its own beside it."""
+        own: Tensor = self.text.model.embed_tokens.weight
+        curve = self.numbers(self.waves)
+        return own + F.pad(curve.to(own.dtype), (0, 0, NUMBERS.start, len(own) - NUMBERS.stop))
 
-    def images(self, crops: Tensor, tiling: tuple[int, int]) -> Tensor:
-        """uint8 [N, 1 + rows * columns, size, size, 3] -> [N, grid², text dim]."""
-        v = self.shape.vision
-        n = len(crops)
-        alone = tiling == (1, 1)  # then both crops are the same
-        used = crops[:, :1] if alone else crops
-        features = self._encoded(used.flatten(0, 1)).view(n, -1, v.grid, v.grid, v.dim)
-        whole, local = features[:, 0], features[:, 0] if alone else self._joined(features[:, 1:], tiling)
-        pooled = F.adaptive_avg_pool2d(local.permute(0, 3, 1, 2), v.grid).permute(0, 2, 3, 1)
-        both = torch.cat([whole, pooled], dim=-1).flatten(1, 2)
-        return _through(both, self.model["vision"]["proj_mlp"])
+    def hidden(
+        self, prefix: Tensor, positions: Tensor, places: Tensor, features: Sequence[Tensor], asked: Sequence[Asked]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Final hidden states [M, L, hidden] of each group of rows, and the table.
 
-    def _encoded(self, crops: Tensor) -> Tensor:
-        v, w = self.shape.vision, self.model["vision"]
-        x = (crops.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
-        x = x.reshape(len(x), 3, v.grid, v.patch, v.grid, v.patch).permute(0, 2, 4, 1, 3, 5)
-        x = w["patch_emb"](x.reshape(len(x), v.grid**2, -1)) + w.pos_emb
-        for block in w["blocks"]:
-            qkv = block["attn"]["qkv"](block["ln1"](x)).unflatten(-1, (3, v.heads, -1))
-            q, k, value = qkv.permute(2, 0, 3, 1, 4)
-            x = x + block["attn"]["proj"](_attended(q, k, value).transpose(1, 2).flatten(2))
-            x = x + _through(block["ln2"](x), block["mlp"])
-        out: Tensor = w["post_ln"](x)
-        return out
-
-    def _joined(self, local: Tensor, tiling: tuple[int, int]) -> Tensor:
-        """Local crops side by side, without the margins at inner edges."""
-        rows, columns = tiling
-        m = self.shape.vision.margin
-        grid = local.unflatten(1, tiling)
-
-        def inner(at: int, last: int) -> slice:
-            return slice(m if at else 0, None if at == last else -m)
-
-        lines = [
-            torch.cat(
-                [grid[:, i, j, inner(i, rows - 1), inner(j, columns - 1)] for j in range(columns)],
-                dim=2,
-            )
-            for i in range(rows)
-        ]
-        return torch.cat(lines, dim=1)
-
-    # ------------------------------------------------------------ text
-
-    def embedded(self, tokens: Tensor, bins: Tensor) -> Tensor:
-        """int64 [N, T], int64 [N, T, 2] -> [N, T, dim]."""
-        region, known = self.model["region"], bins[..., 0] >= 0
-        x = F.embedding(tokens, self.model["text"].wte)
-        coordinate = bins[..., :1].clamp(min=0) / self.shape.region.bins
-        size = torch.exp2(bins.clamp(min=0) * 10 / (self.shape.region.bins - 1) - 10)
-        at_coordinate, at_size = (tokens == COORDINATE) & known, (tokens == SIZE) & known
-        x = torch.where(
-            at_coordinate[..., None], region["coord_encoder"](_fourier(coordinate, region.coord_features)), x
-        )
-        return torch.where(at_size[..., None], region["size_encoder"](_fourier(size, region.size_features)), x)
-
-    def hidden(self, x: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """x [N, T, dim], positions int64 [N, T], mask bool [N, 1, T, T] -> [N, T, dim] before the last `DEPTH`
-        blocks, and behind all of them, before the final norm."""
-        t = self.shape.text
-        half = ROTARY // 2
-        frequencies = 10000.0 ** -(torch.arange(half, dtype=torch.float32) / half)
-        angles = positions[:, None, :, None] * frequencies
-        cos, sin = angles.cos(), angles.sin()
-
-        def rotated(y: Tensor) -> Tensor:
-            low, high, rest = y.split([half, half, y.shape[-1] - ROTARY], dim=-1)
-            return torch.cat([low * cos - high * sin, low * sin + high * cos, rest], dim=-1)
-
-        halfway = x
-        for number, block in enumerate(self.model["text"]["blocks"]):
-            halfway = x if number == t.layers - DEPTH else halfway
-            inside = block["ln"](x)
-            q, k, v = block["attn"]["qkv"](inside).unflatten(-1, (3, t.heads, -1)).permute(2, 0, 3, 1, 4)
-            seen = _attended(rotated(q), rotated(k), v, mask)
-            x = x + block["attn"]["proj"](seen.transpose(1, 2).flatten(2)) + _through(inside, block["mlp"])
-        return halfway, x
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.model["text"]["lm_head"](self.model["text"]["post_ln"](hidden))
-        return out
-
-    def coordinate_logits(self, hidden: Tensor) -> Tensor:
-        return _through(hidden, self.model["region"]["coord_decoder"])
-
-    def size_logits(self, hidden: Tensor) -> Tensor:
-        return _through(hidden, self.model["region"]["size_decoder"]).unflatten(-1, (2, -1))
-
-
-def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Plain products: for rows this short on a CPU, faster than `scaled_dot_product_attention`."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1).to(v.dtype) @ v
-
-
-def _fourier(values: Tensor, features: Tensor) -> Tensor:
-    """The product is spelt out: in bfloat16, as autocast would have it, the angles were wrong by much."""
-    turns = 2 * math.pi * (values[..., None] * features).sum(-2)
-    return torch.cat([turns.cos(), turns.sin()], dim=-1)
+        prefix: int64 [P], the tokens before questions; positions: int64 [3, P]; places: int64 [n], where pictures
+        stand; features: [N, n, hidden], of the pictures of each prefix, and what is added behind the first layers.
+        """
+        table, decoder = self.table(), self.text.model
+        x = F.embedding(prefix, table).expand(len(features[0]), -1, -1).index_copy(1, places, features[0].float())
+        at = positions[self.axes].T
+        cos, sin = self.text.cos.gather(0, at), self.text.sin.gather(0, at)
+        begin, n_prefix = int(positions.max()) + 1, len(prefix)
+        rows = [F.embedding(group.tokens, table) for group in asked]
+        turns, masks = [], []
+        for group in asked:
+            length = group.tokens.shape[1]
+            turns.append((self.text.cos[begin : begin + length], self.text.sin[begin : begin + length]))
+            causal = torch.ones(length, length, dtype=torch.bool).tril()
+            masks.append(torch.cat([torch.ones(length, n_prefix, dtype=torch.bool), causal], dim=1))
+        for number, layer in enumerate(decoder.layers):
+            x, (k, v) = layer(x, cos, sin, None, None)
+            if number + 1 < len(features):
+                x = x.index_add(1, places, features[number + 1].to(x.dtype))
+            for i, (group, turn, mask) in enumerate(zip(asked, turns, masks, strict=True)):
+                rows[i], _ = layer(rows[i], *turn, (k[group.owner], v[group.owner]), mask)
+        return [decoder.norm(row) for row in rows], table

@@ -60,12 +60,13 @@ _VIEWS = {
     "size.longest_edge": "max_pixels",
     "min_pixels": "min_pixels",
     "max_pixels": "max_pixels",
+    "fps": "fps",
 }
 """Newer processors take both limits in their `size`."""
 
 
-def view(given: Mapping[str, Any]) -> dict[str, int]:
-    """vLLM's `mm_processor_kwargs` as how a model is to look at all images. Raises `InvalidRequest`."""
+def view(given: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's `mm_processor_kwargs` as how a model is to look at all images and videos. Raises `InvalidRequest`."""
     at, size = "mm_processor_kwargs", given.get("size")
     inner = size if isinstance(size, dict) else {}
     said = {f"size.{name}": value for name, value in inner.items()}
@@ -74,7 +75,7 @@ def view(given: Mapping[str, Any]) -> dict[str, int]:
         if value is not None and name not in _VIEWS:
             raise InvalidRequest(f"{at}.{name[:64]}", f"is not served: {', '.join(_VIEWS)} are", shorten(value))
     asked = {_VIEWS[name]: value for name, value in said.items() if value is not None}
-    View(**asked).check(at)
+    View(**asked).check(at, video=True)
     return asked
 
 

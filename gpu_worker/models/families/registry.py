@@ -45,7 +45,10 @@ def find_model(folder: Path, served: NamedTokens | None = None) -> Model:
     model = model_of(raw, f"{folder}: ")
     if model.pictures is not None:
         own = served is None or (folder / "tokenizer.json").is_file()
-        model = replace(model, pictures=_pictures(folder), tokens=NamedTokens(folder) if own else served)
+        pictures = _described(folder, "image_processor", "preprocessor_config.json") or {}
+        if (videos := _described(folder, "video_processor", "video_preprocessor_config.json")) is not None:
+            pictures = pictures | {"video_processor": videos}
+        model = replace(model, pictures=pictures, tokens=NamedTokens(folder) if own else served)
     return of_texts(model, folder, raw)
 
 
@@ -59,13 +62,13 @@ def model_of(raw: JsonObject, where: str = "") -> Model:
     return ARCHITECTURES[name].model(raw)
 
 
-def _pictures(folder: Path) -> dict[str, Any]:
-    """How pictures are made ready. As in transformers, a part of processor_config.json comes before a file of its
-    own. Empty without both."""
-    whole, own = folder / "processor_config.json", folder / "preprocessor_config.json"
-    part = read_json(whole).get("image_processor") if whole.exists() else None
+def _described(folder: Path, name: str, file: str) -> dict[str, Any] | None:
+    """How pictures or videos are made ready. As in transformers, a part of processor_config.json comes before a
+    file of its own. None without both."""
+    whole, own = folder / "processor_config.json", folder / file
+    part = read_json(whole).get(name) if whole.exists() else None
     if part is None:
-        return read_json(own) if own.exists() else {}
+        return read_json(own) if own.exists() else None
     if not isinstance(part, dict):
-        raise ModelError(f"{whole}: image_processor must be an object, got {shown(part)}")
+        raise ModelError(f"{whole}: {name} must be an object, got {shown(part)}")
     return part

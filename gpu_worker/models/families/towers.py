@@ -19,7 +19,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import (
 )
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
-from petiole.gpu_worker.models.vision.dimensions import TowerConfig
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig, VideoMarks
 from petiole.gpu_worker.request.prepared_images import Written
 
 NORM = Norm(kind="layer", eps=1e-6, bias=True)
@@ -50,7 +50,7 @@ def _plain(raw: JsonObject, text: ModelPlan, token: int) -> TowerConfig:
     if isqrt(entries) ** 2 != entries:
         raise ModelError(f"config.json: vision_config.num_position_embeddings must be a square, got {entries}")
     tower = _tower(raw, text, NORM, fed, hidden=1152, depth=27, patch=16, token=token)
-    return replace(tower, table=isqrt(entries), boxes=1000)
+    return replace(tower, table=isqrt(entries), boxes=1000, video=_timed(raw, text))
 
 
 def qwen2_5_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
@@ -63,7 +63,9 @@ def qwen2_5_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     if pixels < tower.block:
         raise ModelError(f"config.json: vision_config.window_size must be at least {tower.block}, got {pixels}")
     seeing_all = _layers(given, "fullatt_block_indexes", [7, 15, 23, 31], MAX_LAYERS)
-    return replace(tower, window=pixels // tower.merge // tower.patch, whole=seeing_all, boxes=0)
+    mark, per_second = _video(raw, text), config_keys.number(given, "tokens_per_second", 4.0)
+    video = None if mark is None else VideoMarks(mark, per_second=per_second)
+    return replace(tower, window=pixels // tower.merge // tower.patch, whole=seeing_all, boxes=0, video=video)
 
 
 def _tower(
@@ -167,6 +169,7 @@ def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
         norm=replace(norm, weight=False),
         table=whole(given, "position_embedding_size", MAX_VOCAB, 10_240),
         written=Written(placeholder, (begin, placeholder, end)),
+        video=None if (mark := _video(raw, text)) is None else VideoMarks(mark, (begin, end)),
         clipped=bool(given.get("use_clipped_linears", False)),
         standard=bool(given.get("standardize", False)),
     )
@@ -251,6 +254,23 @@ def _token(raw: JsonObject, text: ModelPlan, part: str, default: int) -> int:
     """A token of pictures, in the new spelling or the old one."""
     key = f"{part}_token_index" if f"{part}_token_index" in raw else f"{part}_token_id"
     return whole(raw, key, text.vocab_size - 1, default, low=0)
+
+
+def _timed(raw: JsonObject, text: ModelPlan) -> VideoMarks | None:
+    """The marks of videos whose times are text."""
+    mark = _video(raw, text)
+    begin, end = (_named_token(raw, text, f"vision_{part}_token_id") for part in ("start", "end"))
+    return None if mark is None or begin is None or end is None else VideoMarks(mark, (begin, end))
+
+
+def _video(raw: JsonObject, text: ModelPlan) -> int | None:
+    return _named_token(raw, text, "video_token_id")
+
+
+def _named_token(raw: JsonObject, text: ModelPlan, key: str) -> int | None:
+    """None if the configuration does not name it, or names one without an embedding."""
+    token = raw.get(key)
+    return token if type(token) is int and 0 <= token < text.vocab_size else None
 
 
 def _theta(given: JsonObject, default: float = 10_000.0) -> float:

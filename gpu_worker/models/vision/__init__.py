@@ -7,6 +7,7 @@ seeing          a decoder with eyes, of any family
 tower           from pixels to the inputs of the decoder of text
 joining         the patches of a block as one position
 positions       what is learnt of patches' places
+frames          of videos: as pictures, with text between them; no torch
 gemma_pictures  Gemma's pictures; no torch
 row_pictures    Mistral's pictures; no torch
 tile_pictures   pictures that are cut into tiles; no torch

@@ -10,6 +10,16 @@ from petiole.gpu_worker.request.prepared_images import Written
 
 
 @dataclass(frozen=True, slots=True)
+class VideoMarks:
+    """Of videos in text. mark: see `Videos`. around: the tokens before and behind each image, where its time is
+    text; None: time is a position. per_second: positions of a second."""
+
+    mark: int
+    around: tuple[int, int] | None = None
+    per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TowerConfig:
     """plan: the layers. patch: pixels of a patch's side. merge: patches of the side of a block, which becomes
     one position. frames: pictures in a patch. table: rows and columns of the table of learned positions; 0:
@@ -20,7 +30,7 @@ class TowerConfig:
     text, if not as that token alone. boxes: see `ImageLimits`. clipped: whether products have bounds. standard:
     whether features are brought to one scale. writing: what stands between features. biased: whether the
     products of the merger have biases. edge: the most pixels of a picture's longer side, where no file says how
-    pictures are made ready."""
+    pictures are made ready. video: None: there are no videos."""
 
     plan: ModelPlan
     patch: int
@@ -40,6 +50,7 @@ class TowerConfig:
     writing: Writing | None = None
     biased: bool = False
     edge: int = 0
+    video: VideoMarks | None = None
 
     @property
     def hidden(self) -> int:

@@ -97,13 +97,33 @@ class GridPictures(ResizedPictures):
         return int((self.max_positions * self.merge**2 * MOST_UNEQUAL) ** 0.5) + self.merge
 
     def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
+        least, area = self._area(field, most, view)
+        return self._layout(width, height, field, Area(least, area), area)
+
+    def layout_of_frames(
+        self, width: int, height: int, field: str, most: int, view: View, *, n: int, at_once: int
+    ) -> ImageLayout:
+        """The same for each of `n` frames, where the limits are those of all frames together. at_once: frames of
+        an image."""
+        counted, side = round(n / at_once) * at_once, self.side
+        if min(width, height) < side:
+            grown = max(side / height, side / width)
+            width, height = int(width * grown), int(height * grown)
+        least, area = self._area(field, most, view)
+        largest = min(self.most, area * min(n, counted))
+        smallest = self.least if view.min_pixels is None else least * counted
+        return self._layout(
+            width, height, field, Area(min(smallest, largest), largest, n, counted), most * side**2
+        )
+
+    def _layout(self, width: int, height: int, field: str, area: Area, most: int) -> ImageLayout:
+        """most: pixels of a picture."""
         check_unequal(width, height, field)
         side = self.side
-        least, area = self._area(field, most, view)
-        rows, columns = _blocks(resized(height, width, side, least, area), side)
-        fitting = area // side**2
+        rows, columns = _blocks(resized(height, width, side, area), side)
+        fitting = most // side**2
         if rows * columns > fitting:  # which grew by more than there is room for
-            largest = _blocks(_within(height, width, side, area), side)
+            largest = _blocks(_within(height, width, side, Area(0, most)), side)
             rows, columns = min((rows, columns), largest, key=math.prod)
         limit = f"must be a picture of at most {fitting} positions"
         require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
@@ -132,20 +152,30 @@ def check_unequal(width: int, height: int, field: str) -> None:
     require(max(width, height) <= MOST_UNEQUAL * min(width, height), field, limit, f"{width} x {height}")
 
 
-def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """The height and width of a picture whose sides become multiples of `side`, and its area `least` to `most`."""
+@dataclass(frozen=True, slots=True)
+class Area:
+    """The least and the most pixels: of a picture, or of `n` frames together, which are compared as `counted`."""
+
+    least: int
+    most: int
+    n: int = 1
+    counted: int = 1
+
+
+def resized(height: int, width: int, side: int, area: Area) -> tuple[int, int]:
+    """The height and width of a picture whose sides become multiples of `side`, and its area as it must be."""
     high, wide = round(height / side) * side, round(width / side) * side
-    if high * wide > most:
-        return _within(height, width, side, most)
-    if high * wide < least:
-        grown = math.sqrt(least / (height * width))
+    if area.counted * high * wide > area.most:
+        return _within(height, width, side, area)
+    if area.counted * high * wide < area.least:
+        grown = math.sqrt(area.least / (area.n * height * width))
         high, wide = math.ceil(height * grown / side) * side, math.ceil(width * grown / side) * side
     return high, wide
 
 
-def _within(height: int, width: int, side: int, most: int) -> tuple[int, int]:
-    """The same of a picture whose area becomes `most`, then its sides are rounded down."""
-    shrunk = math.sqrt(height * width / most)
+def _within(height: int, width: int, side: int, area: Area) -> tuple[int, int]:
+    """The same of a picture whose area becomes the most, then its sides are rounded down."""
+    shrunk = math.sqrt(area.n * height * width / area.most)
     high, wide = (max(side, math.floor(one / shrunk / side) * side) for one in (height, width))
     return high, wide
 

@@ -20,6 +20,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.loading import LoadOptions, Model, Reader, read_decoder
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
+from petiole.gpu_worker.models.vision.frames import clock_videos, grid_videos, no_videos
 from petiole.gpu_worker.models.vision.gemma_pictures import budget_pictures, square_pictures
 from petiole.gpu_worker.models.vision.pictures import ResizedPictures, grid_pictures
 from petiole.gpu_worker.models.vision.row_pictures import row_pictures
@@ -37,6 +38,7 @@ from petiole.gpu_worker.models.vision.tower_weights import (
 from petiole.gpu_worker.models.vision.writing import Writing, row_ends, smol_tiles
 from petiole.gpu_worker.models.weights.copying import Storage, TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits
+from petiole.gpu_worker.request.videos import Videos
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +52,20 @@ MOST_PATCHES = 4096
 class Sight:
     """How the towers of some families are read. first: the name of a tensor that every such tower has, behind one
     of the prefixes in `Names.tower`. pictures: from the tower and what the files say of pictures. writing: what
-    stands between features."""
+    stands between features. videos: from the same and the pictures."""
 
     first: str
     read: Callable[[TowerReader], Tower]
     pictures: Callable[[TowerConfig, Mapping[str, Any]], ResizedPictures]
     writing: Callable[[NamedTokens], Writing] | None = None
+    videos: Callable[[TowerConfig, ResizedPictures, Mapping[str, Any]], Videos | None] = no_videos
 
 
-QWEN = Sight("patch_embed.proj.weight", read_qwen, grid_pictures)
+QWEN = Sight("patch_embed.proj.weight", read_qwen, grid_pictures, videos=grid_videos)
 GEMMA3 = Sight("embeddings.patch_embedding.weight", read_gemma3, square_pictures)
 PIXTRAL = Sight("patch_conv.weight", read_pixtral, row_pictures, row_ends)
 SMOLVLM = Sight("embeddings.patch_embedding.weight", read_smolvlm, tile_pictures, smol_tiles)
-GEMMA4 = Sight("patch_embedder.input_proj.weight", read_gemma4, budget_pictures)
+GEMMA4 = Sight("patch_embedder.input_proj.weight", read_gemma4, budget_pictures, videos=clock_videos)
 
 
 def with_eyes(of: Callable[[JsonObject, ModelPlan], TowerConfig], sight: Sight = QWEN) -> Reader:
@@ -106,6 +109,7 @@ def _read(
         written=config.written,
         boxes=config.boxes,
     )
+    videos = _videos(sight, config, pictures, model, options)
     if (small := limits.too_small(options.sizes)) is not None:
         return _without_eyes(text, options, "{} is below {}".format(*small))
     with torch.no_grad():
@@ -116,7 +120,18 @@ def _read(
             if options.device.type != "meta":
                 between.copy_(text.embed(torch.tensor(tokens, device=options.device)))
             tower = replace(tower, between=between)
-    return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures)
+    return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures, videos=videos)
+
+
+def _videos(
+    sight: Sight, config: TowerConfig, pictures: ResizedPictures, model: Model, options: LoadOptions
+) -> Videos | None:
+    try:
+        return sight.videos(config, pictures, model.pictures or {})
+    except ModelError as error:
+        if options.device.type != "meta":
+            log.info("videos are refused: %s", error)
+        return None
 
 
 def _written(writing: Writing, vocab_size: int) -> Writing:

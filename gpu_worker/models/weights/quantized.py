@@ -3,7 +3,7 @@
     weight = (value of the code - zero) * scale * multiplier, or
     weight = (value of the code * scale + offset) * multiplier
 
-A code has four bits and stands for one of a table's 16 values, or it is an eight-bit number and its own value.
+A code has four bits and stands for one of a table's 16 values, or it is a number of six or eight bits.
 Neighbouring codes of one output form groups; each group has a scale and, in some formats, a zero. The multiplier
 belongs to an output. Scales and offsets may be *steps*: whole numbers of a byte, times a factor that several
 groups share. The multiplier is the scale of a whole tensor, and differs between parts that one product computes
@@ -22,7 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED, nibbles
+from petiole.gpu_worker.models.checkpoint.codes import (
+    E2M1,
+    SIGNED,
+    SIX,
+    UNSIGNED,
+    nibbles,
+    of_sixes,
+    sixes,
+)
 
 RUN = 32
 """Inputs whose codes change places with each other; see `Coded.put_in_runs`."""
@@ -38,8 +46,8 @@ class Allocator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodeLayout:
-    """What a weight's parts look like. table: of four-bit codes; empty: eight bits. codes: the type of eight-bit
-    codes; four-bit codes are uint8, two a byte, the one with the lower input in the lower half, unless they lie
+    """What a weight's parts look like. table: of four-bit codes; empty: there are numbers. codes: the type of
+    eight-bit numbers; uint8 holds codes of four or six bits, as `checkpoint.codes` says, unless those of four lie
     `in_runs`. group: inputs with one scale; the last group may be shorter. scales, zeros: their types. multiplier:
     whether there is one. offsets: zeros are offsets. steps: groups that share a factor; 0: scales are numbers."""
 
@@ -74,11 +82,11 @@ class CodeLayout:
     @property
     def code_bytes(self) -> int:
         """Bytes of one output's codes."""
-        return -(-self.inputs // 2) if self.table else self.inputs
+        return -(-self.inputs * self.bits // 8)
 
     @property
     def bits(self) -> int:
-        return 4 if self.table else 8
+        return 4 if self.table else 6 if self.codes == torch.uint8 else 8
 
     def __str__(self) -> str:
         codes = f"codes of {self.bits} bits"
@@ -109,12 +117,14 @@ class CodeLayout:
 
 
 def common_form(forms: Sequence[CodeLayout]) -> CodeLayout | None:
-    """A form that holds weights of all these forms exactly: their own if they are alike, else eight bits. None:
-    there is none. The number of outputs is that of the first."""
+    """A form that holds weights of all these forms exactly: their own if they are alike, else six or eight bits.
+    None: there is none. The number of outputs is that of the first."""
     first = forms[0]
     if all(form.of(0) == first.of(0) for form in forms):
         return first
     group, codes = min(form.group for form in forms), _common_codes(forms)
+    if all(fits_six_bits(form) for form in forms):
+        codes = torch.uint8
     aligned = all(form.group == form.inputs or form.group % group == 0 for form in forms)
     offsets = any(form.offsets for form in forms)
     mixed = offsets and any(form.zeros is not None and not form.offsets for form in forms)
@@ -160,8 +170,13 @@ def _common_codes(forms: Sequence[CodeLayout]) -> torch.dtype | None:
 def _is_integer(form: CodeLayout) -> bool:
     """Whether its codes stand for integers of eight bits."""
     if not form.table:
-        return form.codes == torch.int8
+        return form.codes != torch.float8_e4m3fn
     return all(number.is_integer() and -128 <= number <= 127 for number in form.table)
+
+
+def fits_six_bits(form: CodeLayout) -> bool:
+    """Whether codes of six bits can stand for its codes."""
+    return form.bits == 6 or (form.inputs % 8 == 0 and bool(form.table) and all(one in SIX for one in form.table))
 
 
 def in_eight_bits(form: CodeLayout) -> CodeLayout | None:
@@ -256,8 +271,9 @@ class Coded:
         def finer(of_groups: Tensor) -> Tensor:
             return of_groups.repeat_interleave(-(-form.group // other.form.group), 1)[:, :groups]
 
-        same_codes = form.table == other.form.table and form.codes == other.form.codes
-        codes = self.codes if same_codes else self._wider_codes(other.codes.dtype)
+        six = other.form.bits == 6
+        same_codes = not six and form.table == other.form.table and form.codes == other.form.codes
+        codes = self.codes if same_codes else self._wider_codes(torch.int8 if six else other.codes.dtype)
         as_steps = other.form.steps > 0
         scales, zeros = (self.scales, self.zeros) if as_steps else (self._scales(), self._zeros())
         if zeros is None:
@@ -281,7 +297,7 @@ class Coded:
         elif zero_factors is None:
             zero_factors = torch.zeros_like(other.zero_factors[:1, :1])
         other.put(
-            codes,
+            sixes(codes) if six else codes,
             finer(scales),
             None if other.zeros is None else finer(zeros),
             None if other.multiplier is None else ones if self.multiplier is None else self.multiplier,
@@ -292,6 +308,8 @@ class Coded:
     def _wider_codes(self, dtype: torch.dtype) -> Tensor:
         """Codes of eight bits, [outputs, inputs]."""
         table = self.form.table
+        if self.form.bits == 6 and dtype == torch.int8:
+            return of_sixes(self.codes)
         if table in (SIGNED, UNSIGNED) and dtype == torch.int8 and not self.form.in_runs:
             return (nibbles(self.codes)[:, : self.form.inputs] + int(table[0])).view(torch.int8)
         return self._numbers().to(dtype)
@@ -311,6 +329,8 @@ class Coded:
     def _numbers(self) -> Tensor:
         """What the codes stand for, float32 [outputs, inputs]."""
         form = self.form
+        if form.bits == 6:
+            return of_sixes(self.codes).float()
         if not form.table:
             return self.codes.float()
         pairs = _pairs(form.table, self.codes.device)

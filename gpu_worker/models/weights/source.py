@@ -37,12 +37,19 @@ class QuantisedLayer:
 
 
 class CheckpointWeights:
-    """The tensors of a checkpoint whose configuration declares these formats. compiled: see `LayerTensors`."""
+    """The tensors of a checkpoint whose configuration declares these formats. compiled, scanned: see
+    `LayerTensors`."""
 
     def __init__(
-        self, checkpoint: ExpertTensors, declared: QuantizationConfig, compiled: BlockReader | None = None
+        self,
+        checkpoint: ExpertTensors,
+        declared: QuantizationConfig,
+        compiled: BlockReader | None = None,
+        *,
+        scanned: bool = False,
     ) -> None:
-        self._checkpoint, self._declared, self._compiled = checkpoint, declared, compiled
+        self._checkpoint, self._declared = checkpoint, declared
+        self._compiled, self._scanned = compiled, scanned
         self._found: dict[tuple[str, int, int], QuantisedLayer] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -55,7 +62,9 @@ class CheckpointWeights:
         """The layer of this name; None if its weights are plain. Raises ModelError for what is wrong with it."""
         if (known := self._found.get((name, outputs, inputs))) is not None:
             return known
-        beside = LayerTensors(self._checkpoint, name, outputs, inputs, self._declared, self._compiled)
+        beside = LayerTensors(
+            self._checkpoint, name, outputs, inputs, self._declared, self._compiled, self._scanned
+        )
         found = format_of(beside)
         if found is None:
             return None

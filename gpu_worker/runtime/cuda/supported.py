@@ -57,7 +57,7 @@ def has_kernel(form: CodeLayout) -> bool:
     """Whether `fused.grouped` computes products with such codes."""
     group = form.group == form.inputs or (form.group >= 16 and form.group.bit_count() == 1)
     whole_runs = not form.table or form.inputs % RUN == 0
-    plain = not form.steps and not form.offsets
+    plain = not form.steps and not form.offsets and form.bits != 6
     return plain and group and whole_runs and form.table in ((), SIGNED, UNSIGNED, E2M1)
 
 

@@ -17,7 +17,7 @@ generation       requests of `generate` and `chat`
 sampling         `SamplingParams`: the options of sampling, for these requests and for the engine
 validation       how every request is validated
 tool_choice      which tools a conversation may call
-images           an image in a request: base64, a data URL or a handle
+images           an image or a video in a request: base64, a data URL, a handle, or a list of frames
 submission       the options of Celery that `delay` takes, such as `priority`
 bounds           what a request may cost before it is understood: values, entries, names
 """

@@ -27,7 +27,7 @@ from petiole.contract.limits import (
 )
 from petiole.contract.requests import images, tool_choice as choices
 from petiole.contract.requests.bounds import Entries, Object
-from petiole.contract.requests.images import View
+from petiole.contract.requests.images import MediaPart, View
 from petiole.contract.requests.sampling import Sampling, SamplingParams
 from petiole.contract.requests.validation import Declared, Given, listed
 
@@ -93,7 +93,7 @@ class Common(Declared):
         return None
 
     def images(self) -> list[str]:
-        """The images, in order, as they are in the message."""
+        """The images, in order, as they are in the message; of a video its frames, or its file."""
         return []
 
     def image_views(self) -> list[View]:
@@ -246,10 +246,8 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
             if isinstance(content, str):
                 total += len(checked_text(f"messages[{position}].content", content, may_be_empty=True))
             elif isinstance(content, list | NoneType):
-                for part, image in images.parts_of(message):
-                    images.check(f"messages[{position}].content[{part}]", image)
-                for part, view in images.views_of(message):
-                    view.check(f"messages[{position}].content[{part}]")
+                for part in images.parts_of(message):
+                    part.check(f"messages[{position}]")
                 rest = images.without_images(message).get("content")
                 total += _json_length(f"messages[{position}].content", rest, MAX_PROMPT_CHARACTERS)
             else:
@@ -298,10 +296,14 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
         return given | shown
 
     def images(self) -> list[str]:
-        return [str(image) for message in self.messages for _, image in images.parts_of(message)]
+        return [str(file) for part in self._media for file in part.files.values()]
 
     def image_views(self) -> list[View]:
-        return [view for message in self.messages for _, view in images.views_of(message)]
+        return [part.view for part in self._media for _ in part.files]
+
+    @property
+    def _media(self) -> list[MediaPart]:
+        return [part for message in self.messages for part in images.parts_of(message)]
 
 
 def _json_length(field: str, value: object, limit: int) -> int:

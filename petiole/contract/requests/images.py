@@ -1,7 +1,8 @@
 """An image in a request: a file's bytes, base64 of them, a data URL, or the handle that `put_image` gave.
 
 In a message an image is text: base64, a data URL or a handle. A handle is a hash of its image's content. So a
-handle never stands for another image, and all questions about one image have the same affinity."""
+handle never stands for another image, and all questions about one image have the same affinity. A video is a file
+in the same forms, or a list of images, its frames."""
 
 from __future__ import annotations
 
@@ -20,6 +21,11 @@ MAX_CHARACTERS = 2**27
 """Maximum length of an image's text in a message. A setting of the worker limits the bytes of an image."""
 
 IMAGE_PARTS = ("image", "image_url", "input_image")
+VIDEO_PARTS = ("video", "video_url", "input_video")
+MAX_FRAMES = 1024
+"""Of a video that is a list. A setting of the worker limits them further."""
+MAX_FPS = 240
+USUAL_FPS = 2.0
 DETAILS = ("auto", "low", "high")
 """How closely a model looks at an image, as OpenAI's API says it. low: few tokens; auto is high."""
 MAX_PIXELS = 2**31
@@ -29,20 +35,33 @@ _HANDLE = re.compile(HANDLE_PREFIX + "[0-9a-f]{32}")
 _DATA_URL = re.compile(r"\s*data:[^,]{0,200};\s*base64\s*,", re.IGNORECASE)
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SPACE = b" \t\n\v\f\r"
+_FRAMES_URL = re.compile(r"\s*data:video/jpeg;\s*base64\s*,", re.IGNORECASE)
+"""As vLLM's clients write frames: one data URL with commas between them."""
 _FORMS = "must be the bytes of a file, base64 of them, a data URL with base64, or a handle of put_image"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """How a model is to look at an image. detail: one of `DETAILS`. min_pixels, max_pixels: of the resized
-    picture, for models whose pictures have any size; None: as the model's files say."""
+    picture, or of each frame, for models whose pictures have any size; None: as the model's files say. fps: how
+    many frames there are to a second of a video that is a list, or are taken of a second of a file; None:
+    `USUAL_FPS`."""
 
     detail: str = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
+    fps: float | None = None
 
-    def check(self, field: str) -> None:
+    def check(self, field: str, *, video: bool = False) -> None:
         """Raises `InvalidRequest`."""
+        if self.fps is not None:
+            known = type(self.fps) in (int, float) and 0 < self.fps <= MAX_FPS
+            if not video:
+                raise InvalidRequest(f"{field}.fps", "must not be given: it is of videos", self.fps)
+            if not known:
+                raise InvalidRequest(f"{field}.fps", f"must be a number above 0, at most {MAX_FPS}", self.fps)
+        if video and self.detail != "auto":
+            raise InvalidRequest(f"{field}.detail", "must not be given: it is of images", self.detail)
         if self.detail not in DETAILS:
             raise InvalidRequest(f"{field}.detail", f"must be one of {', '.join(DETAILS)}", self.detail)
         for name in _PIXELS:
@@ -113,24 +132,70 @@ def identity(field: str, image: str) -> str:
 # ---------------------------------------------------------------- in conversations
 
 
-def parts_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
-    """The images in a message of a chat, each with the index of its part."""
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A part of a message that has images. at: its index. files: by what stands behind the part in the name of a
+    field, images, or the file of a video. view: how the model is to look at them. said: what the part says of
+    that."""
+
+    at: int
+    video: bool
+    files: Mapping[str, object]
+    said: Mapping[str, Any]
+
+    @property
+    def field(self) -> str:
+        return f"content[{self.at}]"
+
+    @property
+    def view(self) -> View:
+        return View(**self.said)
+
+    @property
+    def bare(self) -> dict[str, Any]:
+        """What stands in its place where the files are elsewhere: of a list of frames, with their number."""
+        if not self.video:
+            return {"type": "image"}
+        return {"type": "video"} | ({} if "" in self.files else {"frames": len(self.files)})
+
+    def check(self, field: str) -> None:
+        """field: the message's. Raises `InvalidRequest`."""
+        own = f"{field}.{self.field}"
+        self.view.check(own, video=self.video)
+        if "" not in self.files and not 2 <= len(self.files) <= MAX_FRAMES:
+            raise InvalidRequest(f"{own}.video", f"must have 2 to {MAX_FRAMES} frames", len(self.files))
+        for name, file in self.files.items():
+            check(f"{own}{name}", file)
+
+    def in_text(self) -> dict[str, Any]:
+        """The part with text in place of bytes."""
+        texts = {name: in_text(file) for name, file in self.files.items()}
+        kind = "video" if self.video else "image"
+        return {"type": kind, kind: texts.get("", [*texts.values()]), **self.said}
+
+
+def parts_of(message: Mapping[str, Any]) -> Iterator[MediaPart]:
+    """The parts of a message of a chat that have images."""
     content = message.get("content")
     for k, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
-            inner = _inner(part)
-            yield k, inner.get("url") if isinstance(inner, dict) else inner
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in IMAGE_PARTS or kind in VIDEO_PARTS:
+            inner, video = _inner(part), kind in VIDEO_PARTS
+            given = inner.get("url") if isinstance(inner, dict) else inner
+            yield MediaPart(k, video, _frames(given) if video else {"": given}, said(part))
+
+
+def _frames(given: object) -> dict[str, object]:
+    """The frames of a video, or its file."""
+    if isinstance(given, str) and (url := _FRAMES_URL.match(given)):
+        given = given[url.end() :].split(",")
+    return {f".video[{k}]": one for k, one in enumerate(given)} if isinstance(given, list) else {"": given}
 
 
 def _inner(part: Mapping[str, Any]) -> object:
-    """What a part of an image holds: the image, or an object with its `url` and perhaps its `detail`."""
-    return part.get("image_url", part.get("image"))
-
-
-def views_of(message: Mapping[str, Any]) -> Iterator[tuple[int, View]]:
-    """How each image in a message of a chat is to be looked at, with the index of its part."""
-    for k, _ in parts_of(message):
-        yield k, View(**said(message["content"][k]))
+    """What a part holds: the image or the video, or an object with its `url` and perhaps its `detail`."""
+    names = ("video_url", "video") if part.get("type") in VIDEO_PARTS else ("image_url", "image")
+    return next((part[name] for name in names if name in part), None)
 
 
 def said(part: Any) -> dict[str, Any]:
@@ -146,20 +211,17 @@ def said(part: Any) -> dict[str, Any]:
 
 def with_images_in_text(message: Any) -> Any:
     """A message whose images are text: bytes become base64."""
-    found = dict(parts_of(message)) if isinstance(message, dict) else {}
-    if not any(isinstance(image, bytes | bytearray | memoryview) for image in found.values()):
+    found = {part.at: part for part in parts_of(message)} if isinstance(message, dict) else {}
+    files = [file for part in found.values() for file in part.files.values()]
+    if not any(isinstance(file, bytes | bytearray | memoryview) for file in files):
         return message
-    parts = [
-        {"type": "image", "image": in_text(found[k]), **said(part)} if k in found else part
-        for k, part in enumerate(message["content"])
-    ]
+    parts = [found[k].in_text() if k in found else part for k, part in enumerate(message["content"])]
     return {**message, "content": parts}
 
 
 def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with a bare part of type "image" in place of each image."""
-    found = dict(parts_of(message))
+    """A message with a bare part in place of each that has images."""
+    found = {part.at: part.bare for part in parts_of(message)}
     if not found:
         return dict(message)
-    content = [{"type": "image"} if k in found else part for k, part in enumerate(message["content"])]
-    return {**message, "content": content}
+    return {**message, "content": [found.get(k, part) for k, part in enumerate(message["content"])]}

@@ -93,17 +93,19 @@ def _invalid(error: ErrorDetails, known: Collection[str]) -> InvalidRequest:
     name, *rest = (part for part in error["loc"] if part != "[key]")
     field = str(name) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
     value = "nothing" if error["type"] == "missing" else shorten(error["input"])
-    limit = _limit(error["type"], error["msg"], error.get("ctx", {}))
+    limit = limit_of(error)
     hint = instead_of(field, known) if error["type"] == "extra_forbidden" else ""
     return InvalidRequest(field, f"{limit} ({hint})" if hint else limit, value)
 
 
-def _limit(kind: str, message: str, context: Mapping[str, Any]) -> str:
+def limit_of(error: ErrorDetails) -> str:
+    """What pydantic found, in the words of all errors here, such as "must be at most 20"."""
+    kind, context = error["type"], error.get("ctx", {})
     if context.get("min_length") == 1:
         return "must not be empty"
     if kind in _LIMITS:
         return _LIMITS[kind].format(**context)
-    return message.replace("Input should", "must")
+    return error["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
 
 
 # ------------------------------------------------------------ hints: names from other APIs, and misspelt names

@@ -106,6 +106,11 @@ class GatewaySettings(BaseModel):
         default="ignore",
         description="unknown parameters: ignored and named in the answer, if they promise nothing; or refused",
     )
+    gateway_defaults: str = Field(
+        default="",
+        description="sampling of requests that do not say it, by patterns of models, such as "
+        '{"qwen3*": {"temperature": 0.6}}',
+    )
     gateway_heartbeat_s: float = Field(
         default=10.0, ge=1, le=3600, description="longest silence of a stream: then a comment is sent"
     )

@@ -55,8 +55,8 @@ def answer(request: CountRequest) -> dict[str, Any]:
         more["token_ids"] = [[max(token, IMAGE) for token in one] for one in found]
     if request.with_tokens:
         more["tokens"] = [*map(engine.entries_of, found)]
-    limits = engine.limits
-    return {"counts": [*map(len, found)], **more, "max_model_len": limits.max_model_len, "model": limits.model}
+    most = engine.facts()["max_model_len"]
+    return {"counts": [*map(len, found)], **more, "max_model_len": most, "model": engine.limits.model}
 
 
 def _of_chat(engine: EngineLike, request: CountRequest) -> list[int]:

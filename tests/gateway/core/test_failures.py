@@ -36,6 +36,13 @@ def test_a_model_of_another_kind_leads_to_its_route() -> None:
     )
 
 
+def test_a_model_without_a_chat_template_leads_to_what_needs_none() -> None:
+    limit = "the model has no chat template; use a prompt"
+    assert failure_of(InvalidRequest("messages", limit, "messages")).message == (
+        "messages: the model has no chat template: use /v1/completions, or the input of /v1/embeddings"
+    )
+
+
 def test_a_revoked_task_is_a_cancelled_generation() -> None:
     revoked = failure_of(rebuild(describe(TaskRevokedError("terminated"))))
     assert (revoked.status, revoked.code) == (499, "cancelled")

@@ -25,6 +25,7 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.models.families.registry import find_model, model_of
 from petiole.gpu_worker.preparation.pairs import JUDGE, shortened
+from tests.support.pictures import MODEL
 from tests.support.text_models import (
     BERT,
     CLASSIFIERS,
@@ -276,7 +277,7 @@ def test_what_a_model_does_not_do_is_refused_by_name(
 
 def test_a_model_without_yes_and_no_is_refused() -> None:
     with (
-        open_engine(Path("petiole-tiny-vision")) as engine,
+        open_engine(Path(MODEL)) as engine,
         pytest.raises(InvalidRequest, match="texts"),
     ):
         engine.generate([Request(texts=PAIRS, scoring=Scoring())])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, ModelError
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.runtime import runtime as module
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
@@ -42,3 +45,23 @@ def test_a_warm_up_without_room_is_the_models_fault_and_leaves_no_thread(monkeyp
         engine.start()
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not left & {"engine", "text", "stream-compute"}
+
+
+def test_a_vocabulary_that_cannot_be_read_leaves_no_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is made beside them."""
+    closed: list[ModelRuntime] = []
+
+    class Watched(ModelRuntime):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr(module, "ModelRuntime", Watched)
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_model("petiole-tiny"), folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Engine(EngineConfig(model=str(folder), device="cpu", num_pages=64))
+    assert len(closed) == 1

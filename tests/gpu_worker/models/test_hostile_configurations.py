@@ -19,6 +19,7 @@ from petiole.gpu_worker.models.loading import LoadOptions
 from petiole.gpu_worker.models.parts.rotary import rotary_table
 from tests.support.families import EVERY_FAMILY, configuration
 from tests.support.mutated import mutated, read_by
+from tests.support.pictures import MODEL
 from tests.support.trials import examples
 
 FOLDER = Path(models.__file__).parent
@@ -41,7 +42,7 @@ class AnyTensor:
 
 def configuration_of(name: str) -> dict[str, Any]:
     if name == "moondream":
-        raw: dict[str, Any] = json.loads((FOLDER / "petiole_tiny_vision" / "config.json").read_text())
+        raw: dict[str, Any] = json.loads((Path(MODEL) / "config.json").read_text())
         return raw
     kind, made = configuration(name)
     architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"

@@ -3,6 +3,12 @@
 # ///
 """OpenAI's Agents SDK: an agent over either interface."""
 
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import agents
 import openai
 import steps
 from agents import (
@@ -81,4 +87,23 @@ async def error():
 
 
 resume = steps.lacks("asks anew")
+
+
+def documented():
+    """The example of docs/tools.md, as it is printed."""
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    [code] = [block for block in blocks if "agents.Agent(" in block]
+
+    def weather(city: str) -> dict[str, int]:
+        return {"celsius": 20}
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(
+            code.replace("http://127.0.0.1:8000/v1", steps.URL),
+            {"agents": agents, "openai": openai, "weather": weather},
+        )
+    assert printed.getvalue() == "It is 20 degrees in Rome.\n"
+
+
 steps.run(globals())

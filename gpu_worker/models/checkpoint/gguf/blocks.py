@@ -77,7 +77,7 @@ class Coding:
     blocks] or [n, blocks, groups]; one that is no finite number is damage. read: blocks and factors as parts.
     group: inputs with one scale. scales: the type that holds them exactly. offsets: whether there are any. steps:
     whether scales and offsets are steps; then `read` does not take the factors, which are d and perhaps m:
-    minimums are taken away."""
+    minimums are taken away. six: whether numbers, of which there is no table, have six bits at most."""
 
     read: Callable[..., Parts]
     factors: Callable[[Tensor], Factors]
@@ -86,6 +86,7 @@ class Coding:
     scales: torch.dtype = torch.float32
     offsets: bool = False
     steps: bool = False
+    six: bool = False
 
     def codes(self, blocks: Tensor) -> Codes:
         factors = self.factors(blocks)
@@ -206,14 +207,14 @@ _HALF = torch.float16
 CODINGS: dict[str, Coding] = {
     "Q4_0": Coding(_q4, _at(0), 32, SIGNED, _HALF),
     "Q4_1": Coding(_q4, _at(0, 2), 32, UNSIGNED, _HALF, offsets=True),
-    "Q5_0": Coding(_q5, _at(0), 32, (), _HALF),
-    "Q5_1": Coding(_q5, _at(0, 2), 32, (), _HALF, offsets=True),
+    "Q5_0": Coding(_q5, _at(0), 32, (), _HALF, six=True),
+    "Q5_1": Coding(_q5, _at(0, 2), 32, (), _HALF, offsets=True, six=True),
     "Q8_0": Coding(_q8_0, _at(0), 32, (), _HALF),
     "Q2_K": Coding(_q2_k, _at(80, 82), 16, UNSIGNED, offsets=True, steps=True),
     "Q3_K": Coding(_q3_k, _at(108), 16, SIGNED, steps=True),
     "Q4_K": Coding(_q4_k, _at(0, 2), 32, UNSIGNED, offsets=True, steps=True),
-    "Q5_K": Coding(_q5_k, _at(0, 2), 32, (), offsets=True, steps=True),
-    "Q6_K": Coding(_q6_k, _at(208), 16, steps=True),
+    "Q5_K": Coding(_q5_k, _at(0, 2), 32, (), offsets=True, steps=True, six=True),
+    "Q6_K": Coding(_q6_k, _at(208), 16, steps=True, six=True),
     "IQ1_S": Coding(grids.iq1_s, _at(0), 32, grids.ONES),
     "IQ1_M": Coding(grids.iq1_m, _iq1_m_factor, 16, grids.ONES),
     "IQ2_XXS": Coding(grids.iq2_xxs, _at(0), 32, grids.IQ2),

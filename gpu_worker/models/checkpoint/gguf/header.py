@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
@@ -33,6 +34,8 @@ _MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**22
 _MOST_HEADER = 2**28
 """Bytes of the whole header: the largest vocabularies take 20 MB."""
 _MAX_DIMENSIONS = 4
+_READING = Lock()
+"""Weights and tokenizer are made by two threads at the same time: the second one finds what the first has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def read_header(path: Path) -> GgufHeader:
     check_file(path)
     try:
         found = path.stat()
-        return _read(path, (found.st_ino, found.st_mtime_ns, found.st_size))
+        with _READING:
+            return _read(path, (found.st_ino, found.st_mtime_ns, found.st_size))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
 

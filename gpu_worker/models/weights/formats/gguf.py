@@ -8,11 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.codes import sixes
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
 from petiole.gpu_worker.models.weights.formats.layer_tensors import BlockReader, LayerTensors
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
-from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, in_eight_bits
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, fits_six_bits, in_eight_bits
 from petiole.gpu_worker.models.weights.threads import for_each
 
 _VALUES_AT_ONCE = 2**19
@@ -22,9 +24,13 @@ _VALUES_AT_ONCE = 2**19
 def _form(beside: LayerTensors) -> CodeLayout:
     n, k, kind = beside.outputs, beside.inputs, beside.dtype(".weight")
     raw = beside.tensor(".weight", (kind,), (n, k))
-    if not _are_finite(beside, kind, raw):
-        raise beside.wrong(".weight", "have finite scales", "inf or NaN")
+    if beside.scanned and not _are_finite(beside, kind, raw):
+        raise _not_finite(beside)
     return layout(kind, n, k)
+
+
+def _not_finite(beside: LayerTensors) -> ModelError:
+    return beside.wrong(".weight", "have finite scales", "inf or NaN")
 
 
 def _are_finite(beside: LayerTensors, kind: str, raw: Tensor) -> bool:
@@ -46,7 +52,7 @@ def layout(kind: str, n: int, k: int) -> CodeLayout:
         inputs=k,
         group=coding.group,
         table=coding.table,
-        codes=torch.uint8 if coding.table else torch.int8,
+        codes=torch.uint8 if coding.table or coding.six else torch.int8,
         scales=torch.int8 if coding.steps else coding.scales,
         zeros=(torch.int8 if coding.steps else coding.scales) if coding.offsets else None,
         offsets=coding.offsets,
@@ -55,11 +61,12 @@ def layout(kind: str, n: int, k: int) -> CodeLayout:
 
 
 def _widens(own: CodeLayout, form: CodeLayout) -> bool:
-    """Whether weights of a type's own form become another one without a rounding: codes become integers of a byte,
-    groups are cut, offsets of zero are added."""
+    """Whether weights of a type's own form become another one without a rounding: codes become integers of six or
+    eight bits, groups are cut, offsets of zero are added."""
     same_codes = own.table == form.table and own.codes == form.codes
     eight = in_eight_bits(own)
-    integers = not form.table and form.codes == torch.int8 and eight is not None and eight.codes == torch.int8
+    integers = form.codes == torch.int8 and eight is not None and eight.codes == torch.int8
+    integers = integers or (form.bits == 6 and fits_six_bits(own))
     same_zeros = own.zeros is None or (own.zeros, own.offsets) == (form.zeros, form.offsets)
     same_blocks = bool(own.steps) == bool(form.steps) and own.steps * own.group == form.steps * form.group
     return (
@@ -80,8 +87,11 @@ def _read(beside: LayerTensors, into: Coded) -> int:
     kind = beside.dtype(".weight")
     raw = beside.source.stored(beside.at + ".weight")
     if (compiled := _compiled(beside, kind)) is not None:
-        compiled.read(kind, raw, into)
+        if not compiled.read(kind, raw, into):
+            raise _not_finite(beside)
         return beside.read(".weight")
+    if not _are_finite(beside, kind, raw):
+        raise _not_finite(beside)
     blocks = in_blocks(raw, kind)
     step = max(1, _VALUES_AT_ONCE // beside.inputs)
 
@@ -89,7 +99,12 @@ def _read(beside: LayerTensors, into: Coded) -> int:
         end = min(start + step, beside.outputs)
         found = CODINGS[kind].codes(blocks[start:end])
         into.rows(start, end).put(
-            found.codes, found.scales, found.offsets, None, found.factors, found.offset_factors
+            sixes(found.codes) if into.form.bits == 6 else found.codes,
+            found.scales,
+            found.offsets,
+            None,
+            found.factors,
+            found.offset_factors,
         )
 
     for_each(part, range(0, beside.outputs, step))

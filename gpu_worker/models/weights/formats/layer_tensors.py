@@ -44,15 +44,17 @@ class BlockReader(Protocol):
         """Whether all that scales are made of is finite."""
         ...
 
-    def read(self, kind: str, raw: Tensor, into: Coded) -> None:
-        """Fills memory of the type's own form, or of one to which `formats.gguf` lets it widen."""
+    def read(self, kind: str, raw: Tensor, into: Coded) -> bool:
+        """Fills memory of the type's own form, or of one to which `formats.gguf` lets it widen. Returns whether
+        all that scales are made of is finite."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
     """at: the layer's name; a tensor's name is `at` + suffix. declared: what config.json says of the weights.
-    compiled: reads blocks; None: torch reads them all."""
+    compiled: reads blocks; None: torch reads them all. scanned: a format that finds damage only while it reads
+    looks for it when it is asked for the form, because nobody will read."""
 
     source: StoredTensors
     at: str
@@ -60,6 +62,7 @@ class LayerTensors:
     inputs: int
     declared: QuantizationConfig
     compiled: BlockReader | None = None
+    scanned: bool = False
 
     def has(self, *suffixes: str) -> bool:
         return all(self.at + suffix in self.source for suffix in suffixes)

@@ -18,6 +18,7 @@ URL = "data:image/png;base64,aGk="
     [
         ({}, {}),
         ({"max_pixels": 9000}, {"max_pixels": 9000}),
+        ({"fps": 2}, {"fps": 2}),
         ({"min_pixels": None, "size": None}, {}),
         ({"size": {"shortest_edge": 5, "longest_edge": 7}}, {"min_pixels": 5, "max_pixels": 7}),
         ({"size": {"longest_edge": 7}, "max_pixels": 6}, {"max_pixels": 6}),
@@ -30,7 +31,8 @@ def test_options_of_a_processor_are_a_view(given: dict[str, Any], expected: dict
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"fps": 2}, "fps"),
+        ({"fps": 0}, "fps"),
+        ({"num_frames": 2}, "num_frames"),
         ({"size": 448}, "size"),
         ({"size": {"height": 448}}, "size.height"),
         ({"max_pixels": "9000"}, "max_pixels"),

@@ -154,9 +154,19 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
         ),
         (asked(prompt=[5, PAD, *[6] * 600], images=FILES[:1], truncate="start"), "truncate", "images in a prompt"),
         (
-            asked(messages=[user({"type": "video", "video": "x.mp4"})], images=[]),
+            asked(messages=[user({"type": "video"}, said("a"))], images=[]),
+            "images",
+            "type image, 1, got 0",
+        ),
+        (
+            asked(messages=[user({"type": "video"}, said("a"))], images=FILES[:1]),
             "messages[0].content[0]",
-            "video",
+            "must be an MP4, MOV, WebM or MKV file",
+        ),
+        (
+            asked(messages=[user({"type": "video", "frames": 0}, said("a"))], images=[]),
+            "messages[0].content[0].frames",
+            "number of the request's images, got 0",
         ),
         (asked(prompt=[PAD], images=[as_file(drawn_picture(1000, 4))]), "images[0]", "200 times"),
         (asked(prompt=[PAD], images=[FILES[0][:200]]), "images[0]", "can be read"),

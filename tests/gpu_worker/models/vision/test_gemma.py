@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from petiole.contract.requests.images import View
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families import towers
@@ -24,9 +25,11 @@ from tests.support.seeing import (
     PAD,
     SEEING,
     TOKENS,
+    VIDEO_PAD,
     as_file,
     drawn_picture,
     gemma_pixels,
+    seeing_model,
     tokenizer,
     write_seeing,
 )
@@ -201,3 +204,45 @@ def test_a_published_folder_has_old_names(name: str, tmp_path: Path) -> None:
         with Engine(settings) as engine:
             assert engine.limits.images is not None
             assert engine.generate([request])[0].token_ids == expected
+
+
+def test_videos_are_frames_behind_their_time(tmp_path: Path) -> None:
+    """As transformers computes them, from the text of its processor."""
+    kind = "Gemma4"
+    model = seeing_model("gemma4")
+    model.config.video_token_id = model.model.config.video_token_id = VIDEO_PAD
+    write_seeing(tmp_path, "gemma4", model)
+    processor = gemma_pixels(kind)
+    described = {"max_soft_tokens": 70, "patch_size": 8, "pooling_kernel_size": 3}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(described))
+    frames = [drawn_picture(90, 60, seed=k) for k in range(3)]
+    made = processor(images=frames, return_tensors="pt")
+    each = int(made["num_soft_tokens_per_image"][0])
+    shown = " ".join(
+        f"{at} <|vision_start|>{'<|video_pad|>' * each}<|vision_end|>" for at in ("00:00", "00:40", "01:20")
+    )
+    text = f"<|im_start|>user\n<|vision_start|>{shown}<|vision_end|>What?<|im_end|>\n<|im_start|>assistant\n"
+    parts = [{"type": "video", "frames": 3}, {"type": "text", "text": "What?"}]
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, logprobs=20, ignore_eos=True)
+    request = Request(
+        messages=[{"role": "user", "content": parts}],
+        images=[as_file(one) for one in frames],
+        image_views=[View(fps=0.025)] * 3,
+        sampling=sampling,
+    )
+    with Engine(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=512)) as engine:
+        (result,) = engine.generate([request])
+    ids = torch.tensor([[*tokenizer().encode(text).ids, *result.token_ids]])
+    with torch.no_grad():
+        logits = model(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=2 * (ids == VIDEO_PAD).int(),
+            pixel_values_videos=made["pixel_values"],
+            video_position_ids=made["image_position_ids"],
+            num_frames_per_video=torch.tensor([3]),
+        ).logits[0]
+    expected = logits.double().log_softmax(-1)[-len(result.token_ids) - 1 : -1]
+    for logprobs, known in zip(result.logprobs or (), expected, strict=True):
+        for token, logprob in logprobs.top:
+            assert logprob == pytest.approx(float(known[token]), abs=2e-4)

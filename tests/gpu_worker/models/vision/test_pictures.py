@@ -17,7 +17,7 @@ from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.models.families.towers import qwen2_5_vl, qwen3_5, qwen3_vl
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
-from petiole.gpu_worker.models.vision.pictures import GridPictures, grid_pictures, resized
+from petiole.gpu_worker.models.vision.pictures import Area, GridPictures, grid_pictures, resized
 from petiole.gpu_worker.models.vision.tower import Grid, Tower
 from petiole.gpu_worker.request.prepared_images import RequestImage, rotary_positions
 from petiole.gpu_worker.runtime.building import platform_of
@@ -55,7 +55,7 @@ def test_sizes(height: int, width: int, side: int, limits: tuple[int, int]) -> N
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     if max(height, width) <= 200 * min(height, width):
-        assert resized(height, width, side, *limits) == smart_resize(height, width, side, *limits)
+        assert resized(height, width, side, Area(*limits)) == smart_resize(height, width, side, *limits)
 
 
 @given(st.integers(30, 4000), st.integers(30, 4000), st.integers(150_000, 200_704), st.sampled_from([14, 16]))

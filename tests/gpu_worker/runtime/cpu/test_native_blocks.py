@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
 from petiole.gpu_worker.models.weights.formats.gguf import FORMATS, layout
@@ -108,13 +109,21 @@ def test_one_factor_that_is_no_number_is_found(kind: str, bits: int) -> None:
         raw = raw_of(kind)
         assert COMPILED.finite(kind, raw)
         in_blocks(raw, kind)[OUTPUTS - 1, -1, at : at + 2] = torch.tensor([bits & 255, bits >> 8])
-        assert not COMPILED.finite(kind, raw)
+        check_refused(kind, raw)
 
 
 def test_a_power_of_two_that_is_no_number_is_found() -> None:
     raw = raw_of("MXFP4")
     raw[3, 17] = 255
-    assert not COMPILED.finite("MXFP4", raw)
+    check_refused("MXFP4", raw)
+
+
+def check_refused(kind: str, raw: torch.Tensor) -> None:
+    assert not COMPILED.finite(kind, raw)
+    for compiled in (True, False):
+        layer = layer_of(kind, raw, compiled=compiled)
+        with pytest.raises(ModelError, match="must have finite scales, got inf or NaN"):
+            layer.read(layer.form.empty(new))
 
 
 def test_without_compiled_code_torch_reads_and_widens_nothing() -> None:

@@ -29,7 +29,7 @@ class BlocksInto(ctypes.Structure):
         ("n", c_int64),
         ("k", c_int64),
         ("finer", c_int64),
-        ("wide", c_int32),
+        ("bits", c_int32),
         ("table", c_int8 * _VALUES),
     ]
 
@@ -54,11 +54,11 @@ class NativeBlocks:
             library.petiole_finite_blocks(c_int32(_NUMBERS[kind]), c_void_p(raw.data_ptr()), c_int64(n), n_threads)
         )
 
-    def read(self, kind: str, raw: Tensor, into: Coded) -> None:
+    def read(self, kind: str, raw: Tensor, into: Coded) -> bool:
         form, library, raw = into.form, self._library, raw.contiguous()
         assert library is not None
         own = layout(kind, form.outputs, form.inputs)
-        wide = bool(own.table) and not form.table
+        numbers = own.table if not form.table else ()
         assert all(tensor.is_contiguous() for tensor in into.tensors)
         for absent in () if own.offsets else (into.zeros, into.zero_factors):
             if absent is not None:
@@ -73,11 +73,11 @@ class NativeBlocks:
             n=form.outputs,
             k=form.inputs,
             finer=own.group // form.group,
-            wide=wide,
-            table=(c_int8 * _VALUES)(*map(int, own.table if wide else ())),
+            bits=form.bits,
+            table=(c_int8 * _VALUES)(*map(int, numbers)),
         )
         n_threads = c_int32(torch.get_num_threads())
-        library.petiole_read_blocks(c_int32(_NUMBERS[kind]), ctypes.byref(to), n_threads)
+        return bool(library.petiole_read_blocks(c_int32(_NUMBERS[kind]), ctypes.byref(to), n_threads))
 
 
 def _address(tensor: Tensor | None) -> int | None:

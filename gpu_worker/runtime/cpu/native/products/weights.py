@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodeLayout
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
-_BF16, _INT8_HALF, _TWELVE, _FOUR = 1, 3, 5, 7
+_BF16, _INT8_HALF, _TWELVE, _FOUR, _SIX = 1, 3, 5, 7, 9
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 6, torch.float8_e8m0fnu: 8}
 _VALUES = 16
 _EIGHT = 8  # inputs whose four-bit codes lie together
@@ -75,7 +75,7 @@ def unknown_form(form: CodeLayout) -> str | None:
     if form.table:
         halves = torch.tensor(form.table).bfloat16().tolist()
         return None if len(form.table) == _VALUES and halves == list(form.table) else "a table of such values"
-    return None if form.codes in (torch.int8, torch.float8_e4m3fn) else f"codes in {form.codes}"
+    return None if form.bits == 6 or form.codes in (torch.int8, torch.float8_e4m3fn) else f"codes in {form.codes}"
 
 
 def _numbers(tensor: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class Weights:
             bias=self.floats(linear.bias),
             n=n,
             k=k,
-            kind=_FOUR if form.table else KINDS[form.codes],
+            kind={4: _FOUR, 6: _SIX}.get(form.bits) or KINDS[form.codes],
             block=_PANEL,
             library_from=NEVER,
             groups=ctypes.addressof(groups),

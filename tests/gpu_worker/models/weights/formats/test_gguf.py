@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from safetensors.torch import load_file
 
 from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.codes import SIX, of_sixes, sixes
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, values_of
 from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry
@@ -145,7 +146,17 @@ def test_factors_of_blocks_stay_factors_in_one_form(kinds: tuple[str, str]) -> N
     assert common.n_bytes * 8 <= 9.25 * common.inputs
 
 
-MOST = {"Q4_K": 1.04, "Q6_K": 1.31, "Q4_0": 1.0, "Q8_0": 1.0, "Q4_1": 1.0, "IQ4_XS": 1.02}
+MOST = {
+    "Q4_0": 1.0,
+    "Q4_1": 1.0,
+    "Q5_0": 1.19,
+    "Q5_1": 1.17,
+    "Q8_0": 1.0,
+    "Q4_K": 1.04,
+    "Q5_K": 1.21,
+    "Q6_K": 1.01,
+    "IQ4_XS": 1.02,
+}
 
 
 @pytest.mark.parametrize("kind", MOST)
@@ -236,12 +247,12 @@ def test_types_may_differ_within_a_product_and_the_embedding_may_be_quantised(
     types = {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q6_K", "lm_head": "Q8_0", "o_proj": "BF16"}
     found = made(tmp_path / "m.gguf", "llama2", "Q4_K", types, **WIDE)
     runtime = check(open_runtime, found)
-    assert type(runtime._decoder.layers[0].mixer.qkv) is CodedLinear  # of eight bits
+    assert type(runtime._decoder.layers[0].mixer.qkv) is CodedLinear  # of six bits
     assert type(runtime._decoder.head) is CodedLinear
     assert type(runtime._decoder.embedding) is CodedTable
     assert set(runtime.limits.computing.weight_format.split(", ")) >= {
         "int4 g32 with offsets",
-        "int8 g16 with offsets",
+        "int6 g16 with offsets",
     }
 
 
@@ -346,6 +357,26 @@ def test_scales_that_are_no_numbers_are_refused(open_runtime: Any, tmp_path: Pat
     gguf.write(path, metadata, tensors | {"blk.0.ffn_down.weight": ("Q8_0", (64, 96), bytes(raw))})
     with pytest.raises(ModelError, match=r"^tensor model.layers.0.mlp.down_proj.weight must have finite scales"):
         open_runtime(path)
+
+
+def test_scales_that_are_no_numbers_are_found_before_weights_are_replaced(
+    open_runtime: Any, tmp_path: Path
+) -> None:
+    path, metadata, tensors = small(tmp_path)
+    served = open_runtime(path)
+    raw = bytearray(gguf.packed("Q8_0", torch.randn(64, 96))[0])
+    raw[:2] = b"\xff\x7f"
+    other = tmp_path / "other.gguf"
+    gguf.write(other, metadata, tensors | {"blk.0.ffn_down.weight": ("Q8_0", (64, 96), bytes(raw))})
+    with pytest.raises(ModelError, match=r"^tensor model.layers.0.mlp.down_proj.weight must have finite scales"):
+        served.prepare_reload(str(other))
+
+
+def test_numbers_of_six_bits_take_three_quarters_of_a_byte() -> None:
+    numbers = torch.tensor([*SIX, *reversed(SIX)], dtype=torch.int8).view(2, 64)
+    packed = sixes(numbers)
+    assert packed.shape == (2, 48)
+    assert torch.equal(of_sixes(packed), numbers)
 
 
 def test_damage_is_refused_in_a_line_or_read(tmp_path: Path) -> None:

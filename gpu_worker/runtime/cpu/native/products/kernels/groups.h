@@ -2,8 +2,8 @@
  *
  *     weight = (value of the code - zero) * scale of the group * scale of the output
  *
- * A code has four bits (FOUR) and stands for one of 16 values, or it is a byte (INT8, E4M3) and its own value. Values are
- * exact in bfloat16.
+ * A code has four bits (FOUR) and stands for one of 16 values, or it is a number of six bits (SIX) or a byte (INT8, E4M3).
+ * Values are exact in bfloat16.
  *
  * A sum runs over a run of 32 inputs (16 where groups are that short) from zero in the order of the inputs; zero times the
  * sum of these inputs is taken away; the rest times the scale is added to the sum of the runs before. Every number of rows
@@ -13,7 +13,7 @@
  * sums are floats. Inputs that are rounded (INT8) are integers from -127 to 127, and a step for each run: the sum of a run is
  * that of integers, so it is exact in any order, and the step multiplies what is left when zeros have been taken away.
  *
- * Panels of bytes lie as pack.h says, those of four bits as codes.h says. Scales and zeros of a panel are rows of 32,
+ * Panels of bytes lie as pack.h says, those of four and six bits as codes.h says. Scales and zeros of a panel are rows of 32,
  * [groups][PANEL], apart from the codes. */
 #pragma once
 #include "../packed/codes.h"

@@ -344,6 +344,7 @@ INLINE void panel_of_kind(int kind, int size, int scales, const Linear *l, int64
 #define OF_KIND(size, kind, scales) panel_of_kind(kind, size, scales, l, p, m, x, c, ldc, b)
 #define OF_KINDS(size) \
   if (l->kind == FOUR) OF_KIND(size, FOUR, ANY); \
+  else if (l->kind == SIX) OF_KIND(size, SIX, ANY); \
   else if (l->kind == INT8) OF_KIND(size, INT8, ANY); \
   else OF_KIND(size, E4M3, ANY);
 /* Four bits with these scales alone are quicker where that is known. */

@@ -151,6 +151,35 @@ INLINE void put_pairs(const uint8_t *codes, int n, uint8_t *to) {
   }
 }
 
+/* codes [n], six bits in a byte each -> the lower four bits, two a byte, and the upper two, four a byte */
+INLINE void put_sixes(const uint8_t *codes, int n, uint8_t *lower, uint8_t *upper) {
+  typedef uint32_t Fours __attribute__((vector_size(32)));
+  typedef uint8_t Each __attribute__((vector_size(8)));
+  uint8_t four_bits[LARGEST];
+  for (int i = 0; i < n; i++) four_bits[i] = codes[i] & 15;
+  put_pairs(four_bits, n, lower);
+  for (int i = 0; i < n; i += (int)sizeof(Fours)) {
+    Fours four;
+    memcpy(&four, codes + i, sizeof(four));
+    four = four >> 4 & 0x03030303;
+    const Each each = __builtin_convertvector((four | four >> 6 | four >> 12 | four >> 18) & 0xFF, Each);
+    memcpy(upper + i / 4, &each, sizeof(each));
+  }
+}
+
+/* The codes of n inputs, of which the first is input `at` of a row. */
+INLINE void put_codes(const Type *t, const BlocksInto *to, uint8_t *codes, int64_t at, uint8_t *row) {
+  const int n = t->values;
+  if (t->coded && to->bits != 4)
+    for (int c = 0; c < n; c++) codes[c] = (uint8_t)to->table[codes[c]];
+  if (to->bits == 4) put_pairs(codes, n, row + at / 2);
+  else if (to->bits == 8) memcpy(row + at, codes, (size_t)n);
+  else {
+    for (int c = 0; c < n; c++) codes[c] = (uint8_t)(codes[c] + 32);
+    put_sixes(codes, n, row + at / 2, row + to->k / 2 + at / 4);
+  }
+}
+
 /* numbers [n] of `size` bytes, each `times` times */
 INLINE void put_numbers(const char *numbers, int n, int size, int64_t times, char *to) {
   if (times == 1) {
@@ -166,30 +195,40 @@ INLINE void put_half(const uint8_t *from, int negative, char *to) {
   to[1] = (char)(from[1] ^ (negative ? 0x80 : 0));
 }
 
-/* Row `row`. */
-INLINE void read_row(int kind, const BlocksInto *to, int64_t row) {
+INLINE int is_number(const uint8_t *half) { return (half[1] & 0x7C) != 0x7C; }
+
+/* Whether the numbers of which a block's scales are made are finite. */
+INLINE int is_finite(int kind, const uint8_t *from) {
+  const Type t = type_of(kind);
+  int found = kind != MXFP4 || *from != 0xFF;
+  if (t.at_d >= 0) found &= is_number(from + t.at_d);
+  if (t.at_m >= 0) found &= is_number(from + t.at_m);
+  return found;
+}
+
+/* Row `row`. Returns whether its scales are finite. */
+INLINE int read_row(int kind, const BlocksInto *to, int64_t row) {
   const Type t = type_of(kind);
   const int64_t blocks = to->k / t.values, groups = t.groups * to->finer;
   const uint8_t *from = (const uint8_t *)to->blocks + row * blocks * t.bytes;
-  const int halved = t.coded && !to->wide;
-  uint8_t *codes = (uint8_t *)to->codes + row * (halved ? to->k / 2 : to->k);
+  uint8_t *codes = (uint8_t *)to->codes + row * (to->k * to->bits / 8);
   char *scales = to->scales + row * blocks * groups * t.number, *zeros = to->zeros;
   if (t.at_m >= 0) zeros += row * blocks * groups * t.number;
+  int finite = 1;
   for (int64_t i = 0; i < blocks; i++, from += t.bytes) {
     Block b;
     read_block(kind, from, &b);
+    finite &= is_finite(kind, from);
     if (!t.steps && t.at_d >= 0) memcpy(b.scales, from + t.at_d, 2);
     if (!t.steps && t.at_m >= 0) memcpy(b.offsets, from + t.at_m, 2);
-    if (halved) put_pairs(b.codes, t.values, codes + i * t.values / 2);
-    else if (t.coded)
-      for (int c = 0; c < t.values; c++) codes[i * t.values + c] = (uint8_t)to->table[b.codes[c]];
-    else memcpy(codes + i * t.values, b.codes, (size_t)t.values);
+    put_codes(&t, to, b.codes, i * t.values, codes);
     put_numbers(b.scales, t.groups, t.number, to->finer, scales + i * groups * t.number);
     if (t.at_m >= 0) put_numbers(b.offsets, t.groups, t.number, to->finer, zeros + i * groups * t.number);
     if (!t.steps) continue;
     put_half(from + t.at_d, 0, to->factors + (row * blocks + i) * 2);
     if (t.at_m >= 0) put_half(from + t.at_m, 1, to->zero_factors + (row * blocks + i) * 2);
   }
+  return finite;
 }
 
 #define EACH_KIND(DO) \
@@ -197,29 +236,25 @@ INLINE void read_row(int kind, const BlocksInto *to, int64_t row) {
 
 int32_t petiole_knows_blocks(int32_t kind) { return type_of(kind).values > 0; }
 
-void petiole_read_blocks(int32_t kind, const BlocksInto *to, int32_t n_threads) {
-#pragma omp parallel for schedule(static) num_threads(n_threads)
+/* Returns whether the numbers of which the scales are made are finite. */
+int32_t petiole_read_blocks(int32_t kind, const BlocksInto *to, int32_t n_threads) {
+  int finite = 1;
+#pragma omp parallel for schedule(static) num_threads(n_threads) reduction(& : finite)
   for (int64_t row = 0; row < to->n; row++) switch (kind) {
 #define CASE(one) \
-  case one: read_row(one, to, row); break;
+  case one: finite &= read_row(one, to, row); break;
       EACH_KIND(CASE)
     }
+  return finite;
 }
 
-INLINE int is_number(const uint8_t *half) { return (half[1] & 0x7C) != 0x7C; }
-
 INLINE int are_finite(int kind, const uint8_t *from, int64_t n) {
-  const Type t = type_of(kind);
   int found = 1;
-  for (int64_t i = 0; i < n; i++, from += t.bytes) {
-    if (t.at_d >= 0) found &= is_number(from + t.at_d);
-    if (t.at_m >= 0) found &= is_number(from + t.at_m);
-    if (kind == MXFP4) found &= *from != 0xFF;
-  }
+  for (int64_t i = 0; i < n; i++) found &= is_finite(kind, from + i * type_of(kind).bytes);
   return found;
 }
 
-/* Whether the numbers of which the scales of n blocks are made are finite. */
+/* The same of n blocks that nobody reads. */
 int32_t petiole_finite_blocks(int32_t kind, const uint8_t *blocks, int64_t n, int32_t n_threads) {
   const Type t = type_of(kind);
   int finite = 1;

@@ -10,7 +10,7 @@ enum {
 
 #define AT_A_TIME 4096 /* blocks */
 
-/* n rows of k inputs. The form may be wider than the type's own: codes of a byte in place of four bits, and groups of which
+/* n rows of k inputs. The form may be wider than the type's own: numbers in place of codes of four bits, and groups of which
  * a group of the type has several. */
 typedef struct {
   const char *blocks;
@@ -18,6 +18,6 @@ typedef struct {
   char *zeros, *factors, *zero_factors; /* where the type has them */
   int64_t n, k;
   int64_t finer;    /* groups in a group of the type */
-  int32_t wide;     /* codes of four bits become numbers of a byte */
-  int8_t table[16]; /* these */
+  int32_t bits;     /* of a code: four, six or eight */
+  int8_t table[16]; /* the numbers that codes of four bits become */
 } BlocksInto;

@@ -56,15 +56,70 @@ INLINE void put_four(vu first, vu second, char *row) {
   }
 }
 
+#if BY_SHUFFLE == 64
+/* The upper two bits of EIGHT inputs, for each of 16 outputs in the lower half of a word in `first` and for the others in
+ * `second` -> their places: see `upper_at`. */
+INLINE void put_upper(vu first, vu second, char *row) {
+  const vu both[2] = {first, second};
+  vu spread[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) spread[i] = (both[i] & 0x3333) | (both[i] >> 2 & 0x3333) << 16;
+  *(vu *)row = spread[0] | spread[1] << 2;
+}
+#endif
+
+#define SIXES (4 * LINE) /* inputs whose upper bits are a line */
+
+/* `some` bytes of each of n <= PANEL rows, as many words as lanes at most -> for each word those of all rows */
+INLINE void turn_words(const char *rows, int n, int64_t row, int64_t some, vu words[2][LANES]) {
+  memset(words, 0, 2 * LANES * sizeof(vu));
+  for (int i = 0; i < n; i++) memcpy(&words[i / LANES][i % LANES], rows + i * row, (size_t)some);
+  transpose(words[0]);
+  transpose(words[1]);
+}
+
+/* rows [n <= PANEL][k / 4 * 3] of codes of six bits -> a panel, as `pack_codes` */
+static void pack_sixes(const char *rows, int n, int64_t k, char *out) {
+  const int64_t row = bytes_of_codes(SIX, k);
+#if BY_SHUFFLE == 64
+  vu lower[2][LANES], upper[2][LANES];
+  for (int64_t from = 0; from < k; from += SIXES) {
+    turn_words(rows + k / 2 + from / 4, n, row, smaller(SIXES, k - from) / 4, upper);
+    for (int64_t at = from; at < smaller(from + SIXES, k); at += 2 * LINE) {
+      const int64_t some = smaller(2 * LINE, k - at);
+      turn_words(rows + at / 2, n, row, some / 2, lower);
+      for (int64_t i = 0; i < some / EIGHT; i++, out += ROW6) {
+        const int64_t word = (at - from) / 16 + i / 2;
+        put_eight(F32, lower[0][i], lower[1][i], out);
+        put_upper(upper[0][word] >> i % 2 * 16, upper[1][word] >> i % 2 * 16, out + ROW4);
+      }
+    }
+  }
+#else
+  memset(out, 0, (size_t)(row * PANEL));
+  for (int o = 0; o < n; o++)
+    for (int64_t c = 0; c < k; c++) {
+      const uint8_t low = (uint8_t)rows[o * row + c / 2] >> c % 2 * 4 & 15;
+      const uint8_t high = (uint8_t)rows[o * row + k / 2 + c / 4] >> c % 4 * 2 & 3;
+      const int64_t lower = lower_at(o, c % EIGHT), upper = upper_at(o, c % EIGHT);
+      char *eight = out + c / EIGHT * ROW6;
+      eight[lower / 2] |= (char)(low << lower % 2 * 4);
+      eight[ROW4 + upper / 4] |= (char)(high << upper % 4 * 2);
+    }
+#endif
+}
+
 /* rows [n <= PANEL][k] -> a panel. Outputs after the last have codes of zero bits. */
 static void pack_codes(int kind, int inputs, const char *rows, int n, int64_t k, char *out) {
-  const int64_t bytes = kind == FOUR ? k / 2 : k;
+  const int64_t bytes = bytes_of_codes(kind, k);
+  if (kind == SIX) {
+    pack_sixes(rows, n, k, out);
+    return;
+  }
   for (int64_t from = 0; from < bytes; from += LINE) {
     const int64_t some = smaller(LINE, bytes - from);
-    vu words[2][LANES] = {0};
-    for (int i = 0; i < n; i++) memcpy(&words[i / LANES][i % LANES], rows + i * bytes + from, (size_t)some);
-    transpose(words[0]);
-    transpose(words[1]);
+    vu words[2][LANES];
+    turn_words(rows + from, n, bytes, some, words);
     for (int i = 0; i < some / 4; i++, out += 4 * PANEL) {
       if (kind == FOUR) put_eight(inputs, words[0][i], words[1][i], out);
       else put_four(words[0][i], words[1][i], out);
@@ -99,6 +154,7 @@ static void pack_factors(const Linear *l, const Groups *g, int64_t p, int n, int
 
 /* The value of the code of input c to output o of a panel. */
 static float value_at(const Linear *l, const char *panel, int64_t c, int64_t o) {
+  if (l->kind == SIX) return (float)six_at(panel + c / EIGHT * ROW6, o, c % EIGHT);
   if (l->kind != FOUR) return ((const int8_t *)panel)[c * PANEL + o];
   const int64_t nibble = nibble_at(l->groups->inputs, o, c % EIGHT);
   return l->groups->values[(uint8_t)panel[c / EIGHT * ROW4 + nibble / 2] >> nibble % 2 * 4 & 15];
@@ -144,7 +200,7 @@ void petiole_embed(const Linear *l, int64_t t, const int64_t *ids, float factor,
 /* The bytes that each thread of `petiole_pack_groups` copies at a time, at most. */
 int64_t petiole_pack_groups_copies(const Linear *l) {
   const Groups *g = l->groups;
-  return PANEL * larger_of(l->kind == FOUR ? l->k / 2 : l->k, parts(l->k, g->size) * (int64_t)sizeof(float));
+  return PANEL * larger_of(bytes_of_codes(l->kind, l->k), parts(l->k, g->size) * (int64_t)sizeof(float));
 }
 
 /* Rearranges codes [n, k], scales and zeros [n, groups] in place, a panel at a time. The last rows go to the tails. */
@@ -152,7 +208,7 @@ void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) 
   const int64_t n_groups = parts(l->k, g->size), whole = l->n / PANEL, last = l->n % PANEL;
   const int64_t each = petiole_pack_groups_copies(l), s = size_of_number(g->scale_kind), z = size_of_number(g->zero_kind);
   const int64_t of_scales = n_groups * PANEL * s, of_zeros = n_groups * PANEL * z;
-  l->stride = PANEL * (l->kind == FOUR ? l->k / 2 : l->k);
+  l->stride = PANEL * bytes_of_codes(l->kind, l->k);
   for (int i = 0; i < 16; i++) {
     const uint16_t half = to_bf16(g->values[i]);
     g->halves[byte_at(i, 0)] = (uint8_t)half;

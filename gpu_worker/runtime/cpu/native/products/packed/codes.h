@@ -3,7 +3,10 @@
  * A panel of four bits holds the codes of EIGHT inputs, then those of the next EIGHT. Among these they lie as `nibble_at`
  * says, so that few instructions make vectors of numbers of them. A permutation looks the value of a code in bfloat16 up, or
  * shuffles of bytes its two bytes, which are then interleaved. Those of two inputs make a lane, which is a pair of bfloat16
- * or, by halves, two floats. */
+ * or, by halves, two floats.
+ *
+ * A panel of six bits holds the lower four bits of EIGHT inputs (`lower_at`), their upper two bits (`upper_at`), then the next
+ * EIGHT. */
 #pragma once
 #include "matrix.h"
 
@@ -45,8 +48,14 @@ INLINE int64_t factors_of(const Groups *g, int64_t k) { return parts(parts(k, g-
 #define BY_FOUR
 #endif
 
+/* Bytes of the codes of six bits of EIGHT inputs to a panel. */
+#define ROW6 (ROW4 / 2 * 3)
+
 /* From the codes of EIGHT inputs to those of the next. */
-INLINE int64_t step_of(int kind) { return kind == FOUR ? ROW4 : EIGHT * PANEL; }
+INLINE int64_t step_of(int kind) { return kind == FOUR ? ROW4 : kind == SIX ? ROW6 : EIGHT * PANEL; }
+
+/* Bytes of the codes of k inputs to an output. */
+INLINE int64_t bytes_of_codes(int kind, int64_t k) { return step_of(kind) * k / (EIGHT * PANEL); }
 
 /* The place of the code of output o and input k among the nibbles of EIGHT inputs, two a byte, the lower first. inputs: what
  * the weights meet. */
@@ -67,6 +76,29 @@ INLINE int64_t nibble_at(int inputs, int64_t o, int64_t k) {
 #else
   return o * EIGHT + k; /* an output's codes are a lane */
 #endif
+}
+
+/* The place of the lower four bits of a code of six among the nibbles of EIGHT inputs, and that of the upper two among fields of
+ * two bits, four a byte, the lowest first. */
+INLINE int64_t lower_at(int64_t o, int64_t k) {
+#if BY_SHUFFLE == 64
+  return nibble_at(F32, o, k);
+#else /* an input's, whose first half is the lower one of each byte */
+  return k * PANEL + o % 16 * 2 + o / 16;
+#endif
+}
+INLINE int64_t upper_at(int64_t o, int64_t k) {
+#if BY_SHUFFLE == 64 /* in the lane of the lower four bits, in the same half */
+  return (o % 16 * 2 + k % 2) * 8 + k / 2 * 2 + o / 16;
+#else /* two inputs in 16 bytes */
+  return (k / 2 * 16 + o % 16) * 4 + o / 16 * 2 + k % 2;
+#endif
+}
+
+INLINE int six_at(const char *row, int64_t o, int64_t k) {
+  const int64_t lower = lower_at(o, k), upper = upper_at(o, k);
+  const int low = (uint8_t)row[lower / 2] >> lower % 2 * 4 & 15, high = (uint8_t)row[ROW4 + upper / 4] >> upper % 4 * 2 & 3;
+  return (low | high << 4) - 32;
 }
 
 /* The place of the lower byte of a value in bfloat16, or of the upper one, among those of 16. */
@@ -123,6 +155,59 @@ INLINE void values_of_four(const Groups *g, const char *row, int i, vp values[2]
 #endif
 }
 
+/* ---------------------------------------------------------------- six bits */
+
+#if BY_SHUFFLE == 64
+/* The numbers from -32 to 31 in bfloat16. */
+static const uint16_t six_halves[64] = {
+    0xC200, 0xC1F8, 0xC1F0, 0xC1E8, 0xC1E0, 0xC1D8, 0xC1D0, 0xC1C8,
+    0xC1C0, 0xC1B8, 0xC1B0, 0xC1A8, 0xC1A0, 0xC198, 0xC190, 0xC188,
+    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110,
+    0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0,
+    0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+    0x4180, 0x4188, 0x4190, 0x4198, 0x41A0, 0x41A8, 0x41B0, 0x41B8,
+    0x41C0, 0x41C8, 0x41D0, 0x41D8, 0x41E0, 0x41E8, 0x41F0, 0x41F8};
+
+/* The values of inputs i and i + 1 of EIGHT to a panel, i even: pairs of bfloat16. A code is looked up with the bits above
+ * it, of which six count. */
+INLINE void pairs_of_six(const char *row, int i, vpu pairs[PARTS]) {
+  const __m512i first = _mm512_loadu_si512(six_halves), second = _mm512_loadu_si512(six_halves + 32);
+  const __m512i lower = _mm512_loadu_si512(row + i / 4 * BY_SHUFFLE), upper = _mm512_loadu_si512(row + ROW4);
+  const __m512i four = _mm512_set1_epi16(15);
+#pragma GCC unroll 2
+  for (int part = 0; part < PARTS; part++) {
+    const int field = i + part;
+    const __m512i low = _mm512_srli_epi16(lower, 4 * (i % 4 + part));
+    const __m512i high = field < 2 ? _mm512_slli_epi16(upper, 4 - 2 * field) : _mm512_srli_epi16(upper, 2 * field - 4);
+    const __m512i codes = _mm512_ternarylogic_epi32(four, low, high, 0xCA); /* low where `four` has ones */
+    pairs[part] = (vpu)_mm512_permutex2var_epi16(first, codes, second);
+  }
+}
+#endif
+
+INLINE void values_of_six(const char *row, int i, vp values[2][PARTS]) {
+#if BY_SHUFFLE == 64
+  vpu pairs[PARTS];
+  pairs_of_six(row, i, pairs);
+#pragma GCC unroll 2
+  for (int part = 0; part < PARTS; part++) {
+    values[0][part] = (vp)(pairs[part] << 16);
+    values[1][part] = (vp)(pairs[part] & 0xFFFF0000u);
+  }
+#else
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      const int o = part * WIDTH;
+      const vpi low = widen_part(row + (i + odd) * PANEL / 2 + o % 16) >> o / 16 * 4 & 15;
+      const vpi high = widen_part(row + ROW4 + i / 2 * 16 + o % 16) >> (o / 16 * 2 + odd) * 2 & 3;
+      values[odd][part] = __builtin_convertvector((low | high << 4) - 32, vp);
+    }
+#endif
+}
+
 /* ---------------------------------------------------------------- all codes */
 
 /* The values of WIDTH codes of eight bits. */
@@ -141,6 +226,10 @@ INLINE void two_values(int kind, const Groups *g, const char *row, int i, vp val
     values_of_four(g, row, i, values);
     return;
   }
+  if (kind == SIX) {
+    values_of_six(row, i, values);
+    return;
+  }
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; odd++)
 #pragma GCC unroll 4
@@ -153,6 +242,10 @@ INLINE void two_values(int kind, const Groups *g, const char *row, int i, vp val
 INLINE void two_halves(int kind, const Groups *g, const char *row, int i, vpu pairs[PARTS]) {
   if (kind == FOUR) {
     pairs_of_four(g, row, i, pairs);
+    return;
+  }
+  if (kind == SIX) {
+    pairs_of_six(row, i, pairs);
     return;
   }
   vp values[2][PARTS];

@@ -20,9 +20,9 @@
 #define ROWS 192
 #endif
 
-/* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. Only with groups: FOUR, codes of four bits.
- * E4M3: with groups, or of keys and values. */
-enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5, FOUR = 7 };
+/* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. Only with groups: FOUR, codes of four bits,
+ * and SIX, numbers from -32 to 31. E4M3: with groups, or of keys and values. */
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5, FOUR = 7, SIX = 9 };
 
 typedef struct {
   const char *weight; /* whole blocks: [n / block][k][block]; see pack.h */

@@ -13,9 +13,9 @@ from torch import Tensor
 from petiole.gpu_worker.models.vision.pictures import GridPictures
 from petiole.gpu_worker.request.prepared_images import RequestImage, rotary_positions
 from training.vision.losses import Covered
+from training.vision.model import Asked, TowerShape
 from training.vision.pictures import Question, Scene, ask_all, ask_count, ask_pair, draw_scene, paint
-from training.vision.qwen.model import Asked, TowerShape
-from training.vision.qwen.tokens import FIRST_NUMBER, IMAGE, Row, prefix_of, row_of
+from training.vision.tokens import FIRST_NUMBER, IMAGE, Row, prefix_of, row_of
 
 LEAST, MOST_PIXELS = 36_864, 43_008
 """Pixels of a resized picture: 36 to 42 positions."""
