@@ -119,10 +119,12 @@ class Planner:
             sequences = self.budget.choose(sequences, running, None if priorities is None else priorities[1])
         if not sequences:
             return None
-        if self.state.config.speculative_tokens == 0:
+        drafts = None
+        if self.state.config.speculative_tokens:
+            sequences, drafts = self._drafts.among(sequences, pipeline)
+        if drafts is None:
             sequences = self._pages.granted(sequences, None)
             return StepPlan(sequences) if sequences else None
-        sequences, drafts = self._drafts.among(sequences, pipeline)
         if not sequences:
             return None
         lengths = [1 + seq.n_repeated + len(d) for seq, d in zip(sequences, drafts, strict=True)]

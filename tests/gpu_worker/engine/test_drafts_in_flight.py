@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Watched:
     """An engine over the toy, and the steps that it launched. config: for `EngineConfig`."""
 
     def __init__(
-        self, by: str, right: float, asked: Sequence[Any], config: dict[str, Any] | None = None, **machine: Any
+        self, by: str, right: float, asked: Sequence[Any], config: Mapping[str, Any] | None = None, **machine: Any
     ) -> None:
         self.batches: list[StepBatch] = []
         settings = {"proposer": KnowingProposer(asked) if by == "host" else BoldProposer(), **(config or {})}
