@@ -192,6 +192,7 @@ def test_every_metric_is_documented() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| `petiole_")]
     documented = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(petiole_\w+)`", row)}
     fleet_wide = {"petiole_redis_up", "petiole_quarantine_messages", "petiole_budget_used_ratio"}
+    fleet_wide |= {"petiole_usage_requests", "petiole_usage_tokens"}
     ours = (*exporter._servers({}), *exporter._queues({}, [], set()))
     ours = (*ours, *exporter._lives({}), *exporter._states([]), *exporter._figures([]))
     assert documented == fleet_wide | {metric.name for metric in ours}

@@ -63,7 +63,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         **dict.fromkeys(range(2), "tests/e2e/test_tiny_tools.py"),
         2: "tests/support/clients/with_openai_agents.py",
     },
-    "docs/vision.md": dict.fromkeys(range(4), "tests/e2e/test_vision.py"),
+    "docs/vision.md": dict.fromkeys(range(4), "tests/e2e/test_vision.py") | {4: "tests/e2e/test_sight.py"},
 }
 """By page: who runs the others, or runs the same calls; or what they need."""
 
