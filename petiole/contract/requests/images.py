@@ -137,8 +137,8 @@ def identity(field: str, image: str) -> str:
 @dataclass(frozen=True, slots=True)
 class MediaPart:
     """A part of a message that has images. at: its index. files: by what stands behind the part in the name of a
-    field, images, or the file of a video; of too many frames the first, one too many. n: how many were given. view: how the model
-    is to look at them. said: what the part says of that."""
+    field, images, or the file of a video; of too many frames the first, one too many. n: how many were given.
+    view: how the model is to look at them. said: what the part says of that."""
 
     at: int
     video: bool
@@ -195,8 +195,8 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[MediaPart]:
 
 
 def parts_of_all(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, MediaPart]]:
-    """The parts of a chat that have images, each with its message's field. Raises `InvalidRequest` at the first that
-    is one too many, or has too many frames."""
+    """The parts of a chat that have images, each with its message's field. Raises `InvalidRequest` at the first
+    that is one too many, or has too many frames."""
     total = 0
     for k, message in enumerate(messages):
         for part in parts_of(message):
