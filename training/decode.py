@@ -15,16 +15,12 @@ from torch import Tensor
 from training.model import Qwen3, Shape
 from training.text.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
-HEAD = "mtp."
-"""What the weights of a head that drafts begin with: see `training.drafts`."""
-
 
 def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Qwen3, Tokenizer]:
     """The shipped model; its bfloat16 weights widened to float32, or computed with as they are."""
     config = json.loads((folder / "config.json").read_text())
     model = Qwen3(Shape(**{name: config[name] for name in Shape().as_dict()}))
-    stored = load_file(folder / "model.safetensors")
-    model.load_state_dict({name: weight for name, weight in stored.items() if not name.startswith(HEAD)})
+    model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.to(dtype).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 

@@ -19,16 +19,19 @@ from random import Random
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from training.decode import HEAD, load_folder
+from training.decode import load_folder
 from training.export import MODEL_FOLDER
 from training.model import Layer, Qwen3, RMSNorm, Shape, rotate
 from training.optimizer import optimizers
 from training.text.data import Batch, draw_batches
 from training.text.skills import DRAWS
 
+HEAD, HEAD_FILE = "mtp.", "mtp.safetensors"
+"""What names of its weights begin with, and their file."""
 MATRIX_LR, OTHER_LR = 0.01, 0.002
 WARMUP_STEPS, DECAY_SHARE = 20, 0.6
 PASSES, FIRST_PASS_ALONE = 2, 0.5
@@ -108,17 +111,19 @@ def load_head(folder: Path) -> Head:
     """The shipped head, widened to float32."""
     config = json.loads((folder / "config.json").read_text())
     head = Head(Shape(**{name: config[name] for name in Shape().as_dict()}))
-    stored = load_file(folder / "model.safetensors")
-    head.load_state_dict({name.removeprefix(HEAD): w for name, w in stored.items() if name.startswith(HEAD)})
+    head.load_state_dict({name.removeprefix(HEAD): w for name, w in load_file(folder / HEAD_FILE).items()})
     return head.float().eval()
 
 
 def add_head(head: Head, folder: Path) -> None:
-    """Write the head beside the weights of the folder, in bfloat16."""
-    weights = {name: w for name, w in load_file(folder / "model.safetensors").items() if not name.startswith(HEAD)}
-    weights |= {HEAD + name: w.to(torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
+    """Write the head beside the weights of the folder, in bfloat16. The index names the weights alone: programs
+    that take every file of a folder (vLLM) refuse what they do not know."""
+    weights = {HEAD + name: w.to(torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
+    save_file(weights, folder / HEAD_FILE, metadata={"format": "pt"})
+    (folder / HEAD_FILE).chmod(0o644)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     config = json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

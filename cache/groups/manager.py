@@ -144,7 +144,8 @@ def build_manager(
 ) -> KVCacheManager:
     """A page table, a prefix cache over it, and their manager. n_pages: with the reserved one; with no other one,
     rows take none, and nothing is cached. windows: the pools of groups of layers. snapshots: of layers with a
-    state. Without both, nothing of this package is used. longest_step: the most positions of a row in one step."""
+    state. Without both, nothing of this package is used. longest_step: the most positions of a row that a step may
+    write."""
     if n_pages == 1:
         rows = RowTable(max_batch_size)
         return KVCacheManager(rows, NoPrefixCache(rows))

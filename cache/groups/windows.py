@@ -35,8 +35,8 @@ _NONE = np.empty(0, dtype=np.int64)
 
 class WindowGroup:
     """Layers with a window of `window` positions, over a pool of `size` pages, for a table of `n_pages` pages and
-    `n_rows` rows. longest_step: the most positions of a row in one step. The counters say how many positions
-    look-ups found that this group could serve, and how many it could not."""
+    `n_rows` rows. longest_step: the most positions of a row that a step may write. The counters say how many
+    positions look-ups found that this group could serve, and how many it could not."""
 
     def __init__(
         self, window: int, size: int, *, page_size: int, n_pages: int, n_rows: int, longest_step: int

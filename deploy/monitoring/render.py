@@ -1,8 +1,9 @@
 """`python deploy/monitoring/render.py` writes Grafana's dashboards from the panels declared here.
 
 A panel is a title, a unit of Grafana's, and its queries with their legends. Each query is asked of the fleets
-that are chosen; `namespace` tells them apart. The tests hold that each metric that a fleet and its gateways export
-is on a panel, and that each query is one that Prometheus takes."""
+that are chosen. `namespace` tells them apart: it is added to each selector, grouping and legend. The tests hold
+that each metric that a fleet and its gateways export is on a panel, and that each query is one that Prometheus
+takes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ FOLDER = Path(__file__).parent / "dashboards"
 BY_WORKER = 'worker=~"$worker"'
 OF_FLEETS = 'namespace=~"$fleet"'
 FLEETS = "fleet", "label_values(petiole_redis_up, namespace)"
-_SELECTOR = re.compile(r"(petiole_\w+)(?:{(.*?)})?")
+_SELECTOR = re.compile(r'(petiole_\w+)(?:{((?:"[^"]*"|[^}"])*)})?')
+_GROUPING = re.compile(r"\b(by|on) \(([^)]*)\)")
 
 
 class Panel(NamedTuple):
@@ -33,8 +35,9 @@ class Dashboard(NamedTuple):
 
 
 def of_fleets(query: str) -> str:
-    """The query, of the chosen fleets alone."""
-    return _SELECTOR.sub(lambda of: f"{of[1]}{{{','.join(filter(None, (of[2], OF_FLEETS)))}}}", query)
+    """The query, of the chosen fleets alone, and of each by itself where it groups or joins series."""
+    grouped = _GROUPING.sub(lambda of: f"{of[1]} ({', '.join(filter(None, ('namespace', of[2])))})", query)
+    return _SELECTOR.sub(lambda of: f"{of[1]}{{{','.join(filter(None, (of[2], OF_FLEETS)))}}}", grouped)
 
 
 def rate(metric: str, by: str, matching: str = "") -> str:
@@ -53,8 +56,8 @@ def shares(metric: str, by: str = "", matching: str = "") -> dict[str, str]:
 
 def of_others(metric: str, by: str) -> str:
     """What tenants without a series of their own have."""
-    of_all = metric.replace("petiole_usage", "petiole_all_usage")
-    return f"sum by ({by}) ({of_all}) - sum by ({by}) ({metric})"
+    of_all = f"sum by ({by}) ({metric.replace('petiole_usage', 'petiole_all_usage')})"
+    return f"{of_all} - (sum by ({by}) ({metric}) or {of_all} * 0)"
 
 
 def accepted_drafts(metric: str, by: str) -> str:
@@ -115,7 +118,7 @@ FLEET = Dashboard(
         Panel(
             "Failovers and restarts of Redis",
             "short",
-            {"in ten minutes": "max(increase(petiole_redis_changes_total[10m]))"},
+            {"in ten minutes": "max by () (increase(petiole_redis_changes_total[10m]))"},
         ),
     ],
 )
@@ -137,7 +140,11 @@ QUEUE = Dashboard(
 BATCHES = Dashboard(
     "Petiole: batches",
     [
-        Panel("Open batches", "short", {"in all": "max(petiole_open_batches)", "running": RUNNING_BATCHES}),
+        Panel(
+            "Open batches",
+            "short",
+            {"in all": "sum(max by () (petiole_open_batches))", "running": RUNNING_BATCHES},
+        ),
         Panel("Rows left of running batches", "short", {"{{worker}}": "petiole_batch_rows_left"}),
         Panel("Failed rows of running batches", "short", {"{{worker}}": "petiole_batch_rows_failed"}),
         Panel("Running batches", "short", {"{{worker}}": "petiole_batch_runners"}),
@@ -415,7 +422,12 @@ def rendered(name: str) -> dict[str, Any]:
                     "legend": {"displayMode": "list", "placement": "bottom"},
                 },
                 "targets": [
-                    {"refId": chr(65 + i), "datasource": source, "expr": of_fleets(query), "legendFormat": legend}
+                    {
+                        "refId": chr(65 + i),
+                        "datasource": source,
+                        "expr": of_fleets(query),
+                        "legendFormat": f"{legend} {{{{namespace}}}}",
+                    }
                     for i, (legend, query) in enumerate(panel.queries.items())
                 ],
             }

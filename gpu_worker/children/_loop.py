@@ -3,12 +3,12 @@
 `child` runs this module as a script. Its argument is the file of a job, which has
 
     MEMORY_BYTES      the address space that the process may have
-    answer(question)  from JSON to JSON. It sets a timer of the kernel, ITIMER_PROF, to the time that it may
-                      compute. The kernel ends the process then, even inside one long operation
+    answer(question)  from a message to another. It sets a timer of the kernel, ITIMER_PROF, to the time that it
+                      may compute. The kernel ends the process then, even inside one long operation
 
 When the memory of the machine or of the container runs out, the kernel ends this process before others. A message,
-in either direction, is its length (8 bytes, little-endian) and JSON; the first one says that the job is ready. The
-script imports nothing of Petiole, so a job that imports nothing either starts at once."""
+in either direction, is its length (8 bytes, little-endian) and JSON, or NUL and bytes; the first one says that the
+job is ready. The script imports nothing of Petiole, so a job that imports nothing either starts at once."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def read(pipe: IO[bytes]) -> Any:
     body = pipe.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
     if not body:
         raise EOFError
-    return json.loads(body)
+    return body[1:] if body.startswith(b"\0") else json.loads(body)
 
 
 def write(pipe: IO[bytes], message: Any) -> None:
-    body = json.dumps(message).encode()
+    body = b"\0" + message if isinstance(message, bytes) else json.dumps(message).encode()
     pipe.write(len(body).to_bytes(8, "little") + body)
     pipe.flush()
 

@@ -33,8 +33,8 @@ class Child:
         os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, question: Any) -> Any:
-        """The answer. Raises ChildEnded; ValueError or RecursionError if the question cannot be JSON; and
-        RuntimeError if the job cannot be started."""
+        """The answer. Both are JSON or bytes. Raises ChildEnded; ValueError or RecursionError if the question
+        cannot be JSON; and RuntimeError if the job cannot be started."""
         with self._lock:
             if self.process is None or self.process.poll() is not None:
                 self.close()

@@ -59,7 +59,8 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
     device = open_device(config.device)
     if tracer.enabled:
         device.on_span = tracer.record_device
-    return ModelRuntime(config, device=device)
+    with memory_that_suffices():
+        return ModelRuntime(config, device=device)
 
 
 def load_beside(
@@ -113,12 +114,11 @@ def load_parts(
     if runtime is not None and tokenizer is None:
         return Parts(runtime, None, None)
     given = runtime
-    with memory_that_suffices():
-        if tokenizer is not None:
-            compiler: ConstraintCompiler = partial(constraints.compile_constraint, tokenizer=tokenizer)
-            runtime = load_runtime(config, tracer) if runtime is None else runtime
-        else:
-            runtime, (tokenizer, compiler) = load_beside(config, tracer, load_text)
+    if tokenizer is not None:
+        compiler: ConstraintCompiler = partial(constraints.compile_constraint, tokenizer=tokenizer)
+        runtime = load_runtime(config, tracer) if runtime is None else runtime
+    else:
+        runtime, (tokenizer, compiler) = load_beside(config, tracer, load_text)
     if given is None:
         with suppress(InvalidRequest):  # some models do not support constraints
             compiler(Constraint("choice", ["a"]))

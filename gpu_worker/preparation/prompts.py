@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -349,6 +350,13 @@ class _Codec:
 
 def no_tokenizer(field: str) -> InvalidRequest:
     return InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+
+
+def names_a_video(messages: object) -> bool:
+    """Whether messages, which are not checked yet, have one."""
+    with suppress(InvalidRequest):
+        return any(part.kind in VIDEO_PARTS for part in _parts(messages))
+    return False
 
 
 def _where(ids: list[int], images: Sequence[RequestImage]) -> dict[int, RequestImage]:

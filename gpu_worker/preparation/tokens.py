@@ -24,8 +24,8 @@ class InputTokens:
 
     @property
     def skipped(self) -> int:
-        """How many more rotary positions than tokens it has: a video whose frames are far apart in time has few
-        tokens and a great last position."""
+        """By how many more than its tokens its rotary positions are, of what follows them, too: a video whose
+        frames are far apart in time has few tokens and a great last position."""
         rotary = rotary_positions(len(self.ids), self.images)
         return 0 if rotary is None else max(0, int(rotary.max()) + 1 - len(self.ids))
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field as given
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from petiole.gpu_worker.request.prepared_images import (
     UInt8Array,
 )
 from petiole.gpu_worker.request.videos import Frames, Room, Videos
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 LEAST_FRAMES = 4
 """Of a file that has so many."""
@@ -65,10 +61,11 @@ class VideoReader:
             require(size == sizes[0], name, f"must be as large as the first frame, {sizes[0]}", size)
         frames = Frames(tuple(k / fps for k in range(len(files))), fps, sizes[0])
 
-        def pictures() -> Iterable[Image.Image]:
-            return (decoded_of_size(data, name, sizes[0]) for data, name in zip(files, names, strict=True))
+        def pixels(layout: ImageLayout) -> Iterable[UInt8Array]:
+            pictures = (decoded_of_size(data, name, sizes[0]) for data, name in zip(files, names, strict=True))
+            return (self.videos.pixels(picture, layout) for picture in pictures)
 
-        return self._inputs(frames, [content_hash_of(data) for data in files], field, view, pictures)
+        return self._inputs(frames, [content_hash_of(data) for data in files], field, view, pixels)
 
     def of_file(self, data: bytes, field: str, view: View) -> VideoInputs:
         view.check(field, video=True)
@@ -82,7 +79,12 @@ class VideoReader:
         taken = np.linspace(0, film.n - 1, n).round().astype(int).tolist()
         frames = Frames(tuple(k / film.rate for k in taken), n / film.n * film.rate, film.size)
         whole = content_hash_of(data)
-        return self._inputs(frames, [(whole, k) for k in taken], field, view, partial(film.pictures, taken))
+
+        def pixels(layout: ImageLayout) -> Iterable[UInt8Array]:
+            assert layout.size is not None
+            return film.pixels(taken, layout.size, self.videos.resample)
+
+        return self._inputs(frames, [(whole, k) for k in taken], field, view, pixels)
 
     def _check_length(self, seconds: float, field: str) -> None:
         most = self.config.video_seconds
@@ -94,15 +96,15 @@ class VideoReader:
         hashes: Sequence[object],
         field: str,
         view: View,
-        pictures: Callable[[], Iterable[Image.Image]],
+        frame_pixels: Callable[[ImageLayout], Iterable[UInt8Array]],
     ) -> VideoInputs:
-        """hashes: of the frames. pictures: all of them, in order."""
+        """hashes: of the frames. frame_pixels: of all of them, in order."""
         room = Room(min(self.config.image_tokens, self.limits.max_positions), self.config.video_tokens)
         moments = self.videos.moments(frames, field, room, view)
         total = sum(moment.layout.n_positions for moment in moments)
         limit = f"must be a video of at most {room.video} positions"
         require(total <= room.video, field, limit, f"{total} for {len(frames.times)} frames")
-        pixels = _Pixels(pictures, partial(self.videos.pixels, layout=moments[0].layout))
+        pixels = _Pixels(partial(frame_pixels, moments[0].layout))
         images = []
         for moment in moments:
             layout = moment.layout
@@ -110,7 +112,7 @@ class VideoReader:
             text = f"{[hashes[k] for k in moment.numbers]} {layout.size}".encode()
             key = int.from_bytes(hashlib.sha256(text + placed).digest()[:16], "big")
             cut = partial(self._cut, key, layout, partial(pixels.take, moment.numbers))
-            images.append(RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size))
+            images.append(RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size, video=True))
         return VideoInputs(images, tuple(one for moment in moments for one in moment.written))
 
     def _cut(self, key: int, layout: ImageLayout, take: Callable[[], UInt8Array]) -> PreparedImage:
@@ -122,8 +124,7 @@ class VideoReader:
 class _Pixels:
     """The pixels of all frames, made when one is needed; each is kept until it is taken. Thread-safe."""
 
-    pictures: Callable[[], Iterable[Image.Image]]
-    pixels: Callable[[Image.Image], UInt8Array]
+    pixels: Callable[[], Iterable[UInt8Array]]
     made: dict[int, UInt8Array] = given(default_factory=dict)
     mutex: threading.Lock = given(default_factory=threading.Lock)
 
@@ -131,6 +132,6 @@ class _Pixels:
         """uint8 [frames, height, width, 3]."""
         with self.mutex:
             if not self.made.keys() >= set(numbers):
-                self.made = dict(enumerate(map(self.pixels, self.pictures())))
+                self.made = dict(enumerate(self.pixels()))
             own: Mapping[int, UInt8Array] = {k: self.made.pop(k) for k in set(numbers)}
         return np.stack([own[k] for k in numbers])

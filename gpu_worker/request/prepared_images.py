@@ -72,7 +72,8 @@ class RequestImage:
     """An image of a request. It becomes pixels shortly before a step needs them, and again after each preemption.
 
     `cut` decodes it, and cuts or resizes it, on a preparation thread, or raises InvalidRequest; None if the
-    request came with pixels. `prepared`: the pixels while they are at hand. `size`: see `ImageLayout`."""
+    request came with pixels. `prepared`: the pixels while they are at hand. `size`: see `ImageLayout`. `video`:
+    whether it is part of one, which may take minutes to decode."""
 
     content_hash: int
     n_positions: int
@@ -80,6 +81,7 @@ class RequestImage:
     cut: Callable[[], PreparedImage] | None = None
     prepared: PreparedImage | None = None
     size: tuple[int, int] | None = None
+    video: bool = False
 
     @staticmethod
     def of(image: PreparedImage) -> RequestImage:

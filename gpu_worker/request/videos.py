@@ -61,6 +61,11 @@ class Videos(Protocol):
         """The token that stands for one of its images."""
         ...
 
+    @property
+    def resample(self) -> int:
+        """How frames are resized, of Pillow's ways."""
+        ...
+
     def moments(self, frames: Frames, field: str, room: Room, view: View) -> Sequence[Moment]:
         """What the frames become. Raises InvalidRequest, naming `field`, for what the model does not take."""
         ...

@@ -53,9 +53,8 @@ class Preparation:
         rows = np.array([seq.row for seq in plan.sequences], np.int32)
         starts = np.array([seq.scheduled_position for seq in plan.sequences], np.int32)
         published = [seq.published for seq in plan.chunks]
-        in_doubt = None
-        if self._drafts and any(seq.in_doubt for seq in plan.sequences):
-            in_doubt = np.array([seq.in_doubt for seq in plan.sequences], np.int32)
+        doubts = [seq.in_doubt for seq in plan.sequences] if self._drafts else []
+        in_doubt = np.array(doubts, np.int32) if any(doubts) else None
         before = _Before(rows, starts, in_doubt, self._manager.table.page_counts(rows), published)
         self._before = before
         batch = self._encode() if plan.kind == "encode" else self._schedule(before)

@@ -177,7 +177,11 @@ class SchedulableSequence:
     def in_doubt(self) -> int:
         """How many positions before `scheduled_position` the next operation may begin: drafts that outstanding
         operations verify."""
-        return sum([op.max_yield - 1 for op in self.outstanding if op.max_yield > 1])
+        doubt = 0
+        for op in self.outstanding:
+            if op.max_yield > 1:
+                doubt += op.max_yield - 1
+        return doubt
 
     @property
     def prefill_target(self) -> int:

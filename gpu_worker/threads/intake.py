@@ -1,10 +1,12 @@
 """The way in: other threads than the engine's turn requests into sequences.
 
     put ──┬── preparation threads ──┬── accept: the sequence goes to the engine's inbox
+          ├── video threads ────────┤
           └── adapter threads ──────┴── refuse: the request ends with its error
 
 Adapters are read from a disk or downloaded. A request that may have to wait for its adapter waits on the adapter
-threads, so it delays no request without an adapter, and no request whose adapter is at hand.
+threads, so it delays no request without an adapter, and no request whose adapter is at hand. Videos, whose files
+may take minutes to read, are prepared and cut on threads of their own, too.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from petiole.gpu_worker.exceptions import EngineError, failed
 from petiole.gpu_worker.preparation.embeddings import TextInputs
 from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.preparation import Preparer
+from petiole.gpu_worker.preparation.prompts import names_a_video
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.threads.thread_pool import ThreadPool
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2
+VIDEO_THREADS = 2
 ADAPTER_THREADS = 2
 
 
@@ -50,6 +54,7 @@ class PreparationThreads:
         self._tracer = tracer
         self._arrivals = itertools.count()
         self._preparation = ThreadPool(PREPARATION_THREADS, "prepare")
+        self._videos = ThreadPool(VIDEO_THREADS, "video")
         self._reading = ThreadPool(ADAPTER_THREADS, "adapter")
 
     def put(self, output: RequestOutput) -> bool:
@@ -59,10 +64,12 @@ class PreparationThreads:
         adapter: object = output.handle.request.adapter  # not checked yet
         at_hand = not isinstance(adapter, str) or self._adapter_at_hand(adapter)
         threads = self._preparation if at_hand else self._reading
+        if names_a_video(output.handle.request.messages):
+            threads = self._videos
         return threads.put(lambda: self._prepare(output, arrival, arrival_s))
 
     def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
-        """Cut an image into crops on a preparation thread, then call `done` there. If the preparation threads have
+        """Cut an image into crops on a preparation thread, or a video thread, then call `done` there. If they have
         ended, the calling thread does both."""
 
         def work() -> None:
@@ -76,12 +83,13 @@ class PreparationThreads:
                 outcome = EngineError(f"an image could not be cut into crops: {error!r}")
             done(outcome)
 
-        if not self._preparation.put(work):
+        if not (self._videos if image.video else self._preparation).put(work):
             work()
 
     def close(self) -> None:
         """Returns when every request that was put has been accepted or refused."""
         self._preparation.close()
+        self._videos.close()
         self._reading.close()
 
     def _prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> None:

@@ -50,19 +50,14 @@ def doctor(options: argparse.Namespace) -> int:
     facts = diagnosis.gather(options.gateway)
     found = diagnosis.diagnose(facts)
     if options.json:
-        shown = [{**finding._asdict(), "grade": _grade(finding)} for finding in found]
-        print(json.dumps(shown, indent=2))
+        print(json.dumps([finding._asdict() for finding in found], indent=2))
     elif found:
-        rows = [(_grade(finding), *finding) for finding in found]
+        rows = [(finding.grade, finding.name, finding.what) for finding in found]
         print(table_text(("grade", "finding", "what is wrong"), rows))
         print("The page Runbooks, docs/runbooks.md in Petiole's repository, has a section for each.")
     else:
         print("Nothing is wrong." if facts.workers else "Nothing is wrong, but no worker is running.")
-    return int(any(finding.is_problem for finding in found))
-
-
-def _grade(finding: diagnosis.Finding) -> str:
-    return "problem" if finding.is_problem else "remark"
+    return int(any(finding.grade == "problem" for finding in found))
 
 
 STATUS_COLUMNS = (

@@ -137,7 +137,7 @@ HEALTHY = {
     f"petiole_lease_age_seconds{{{WORKER}}}": "1x60",
     f"petiole_lost_leases_total{{{WORKER}}}": "0x60",
     f"petiole_memory_left_bytes{{{WORKER}}}": "4000000000x60",
-    f'petiole_disk_free_ratio{{{WORKER},folder="/kv"}}': "0.06x60",
+    f'petiole_disk_free_ratio{{{WORKER},folder="/rows"}}': "0.06x60",
     f'petiole_failures_total{{{WORKER},fault="server"}}': "0x60",
     f'petiole_failures_total{{{WORKER},fault="caller"}}': "0+9x60",
     f"petiole_num_pending_completions{{{WORKER}}}": "0x60",
@@ -259,6 +259,53 @@ def test_a_panel_shows_the_chosen_fleets_alone(tmp_path: Path) -> None:
         for fleet, value in expected
     ]
     check_rules(tmp_path, [{"interval": "15s", "input_series": both, "promql_expr_test": up}])
+
+
+def values_of(query: str, expected: dict[str, float]) -> dict[str, Any]:
+    """What promtool shall find. By labels."""
+    found = [{"labels": f"{{{labels}}}", "value": value} for labels, value in expected.items()]
+    return {"expr": asked(query), "eval_time": "10m", "exp_samples": found}
+
+
+def test_panels_do_not_mix_fleets_and_lose_no_tenants(tmp_path: Path) -> None:
+    """No busy tenant of fleet `a` has had an error, and fleet `b` has no busy tenant. Both have a worker of the
+    same name."""
+    shutil.copy(HERE / "alerts.yml", tmp_path)
+    render, used, drafts = renderer(), "usage_requests_total", "petiole_spec_decode_num"
+    series = {
+        f'petiole_all_{used}{{namespace="a",end="ok"}}': "100x60",
+        f'petiole_all_{used}{{namespace="a",end="error"}}': "7x60",
+        f'petiole_all_{used}{{namespace="b",end="ok"}}': "5x60",
+        f'petiole_{used}{{namespace="a",end="ok",tenant="t"}}': "40x60",
+        **{
+            f'petiole_open_batches{{namespace="{fleet}",worker="{worker}"}}': f"{number}x60"
+            for fleet, number in (("a", 3), ("b", 4))
+            for worker in ("w1", "w2")
+        },
+        **{
+            f'{drafts}_{what}_total{{namespace="{fleet}",worker="w1"}}': f"0+{number}x60"
+            for fleet, accepted in (("a", 20), ("b", 30))
+            for what, number in (("drafts", 10), ("accepted_tokens", accepted))
+        },
+    }
+    [batches] = [panel for panel in render.BATCHES.panels if panel.title == "Open batches"]
+    shown = [
+        values_of(
+            render.of_others(f"petiole_{used}", "end"),
+            {'namespace="a",end="ok"': 60, 'namespace="a",end="error"': 7, 'namespace="b",end="ok"': 5},
+        ),
+        values_of(batches.queries["in all"], {"": 7}),
+        values_of(
+            render.accepted_drafts("", ""), {'namespace="a",worker="w1"': 2, 'namespace="b",worker="w1"': 3}
+        ),
+    ]
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    check_rules(tmp_path, [{"interval": "15s", "input_series": given, "promql_expr_test": shown}])
+
+
+def test_a_brace_in_a_label_ends_no_selector() -> None:
+    asked_of = renderer().of_fleets('petiole_x{path="/v1/{id}",status="200"}')
+    assert asked_of == 'petiole_x{path="/v1/{id}",status="200",namespace=~"$fleet"}'
 
 
 def test_each_query_is_asked_of_the_chosen_fleets() -> None:

@@ -1,5 +1,6 @@
 """The head that drafts for petiole-tiny: what it is trained as is what the engine computes."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bench.harness.driver import Driver
 from petiole.gpu_worker import EngineConfig
@@ -97,3 +99,11 @@ def test_the_shipped_head_is_as_good_as_its_card_says() -> None:
     held = accepted_drafts(MODEL_FOLDER, 3)
     assert held[0] > 0.8
     assert held == sorted(held, reverse=True)
+
+
+def test_programs_without_drafts_read_the_weights_of_a_plain_model() -> None:
+    """vLLM takes what the index names; transformers takes `model.safetensors`."""
+    index = json.loads((MODEL_FOLDER / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index.keys() == load_file(MODEL_FOLDER / "model.safetensors").keys()
+    assert set(index.values()) == {"model.safetensors"}
+    assert not any(name.startswith("mtp.") for name in index)

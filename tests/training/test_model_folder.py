@@ -9,8 +9,8 @@ from safetensors import safe_open
 
 from tests.support.trials import rest
 from training import card
-from training.decode import HEAD, greedy, load_folder
-from training.drafts import Head
+from training.decode import greedy, load_folder
+from training.drafts import HEAD, HEAD_FILE, Head
 from training.evaluate import answers, held_out
 from training.export import MODEL_FOLDER, export
 from training.model import Qwen3, Shape
@@ -44,10 +44,11 @@ def test_the_weights_are_bfloat16_and_fit_the_configuration() -> None:
     config = json.loads((MODEL_FOLDER / "config.json").read_text())
     assert config["max_position_embeddings"] >= 2048
     assert config["vocab_size"] % 64 == 0
-    with safe_open(MODEL_FOLDER / "model.safetensors", "pt") as weights:
-        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
-        head = {HEAD + name for name in Head(Shape()).state_dict()}
-        assert set(weights.keys()) == {*Qwen3(Shape()).state_dict(), *head}
+    head = {HEAD + name for name in Head(Shape()).state_dict()}
+    for file, names in (("model.safetensors", {*Qwen3(Shape()).state_dict()}), (HEAD_FILE, head)):
+        with safe_open(MODEL_FOLDER / file, "pt") as weights:
+            assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+            assert set(weights.keys()) == names
 
 
 def test_transformers_gives_the_same_logits(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from petiole.gpu_worker.models.checkpoint.gguf.tensors import GgufTensors
 from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
 
+_DRAFTS = "mtp"
+"""What keys and tensors of a head that drafts begin with. No token depends on it."""
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 
@@ -22,15 +24,17 @@ def open_checkpoint(model: Path, modules: Sequence[str] = ()) -> Checkpoint:
 
 
 def fingerprint(folder: Path, modules: Sequence[str] = (), more: str = "") -> str:
-    """A hash of a model's content: its configuration, and each tensor's name, dtype, shape and first bytes.
-    modules: see `Checkpoint`. more: what else its outputs depend on.
+    """A hash of what a model's tokens depend on: its configuration, and each tensor's name, dtype, shape and first
+    bytes. modules: see `Checkpoint`. more: what else its outputs depend on.
 
     A checkpoint has the same hash on any machine and with any sharding. Reads a few hundred bytes per tensor.
     """
-    raw = {k: v for k, v in config_of(folder).items() if k not in _VOLATILE_KEYS}
+    raw = {k: v for k, v in config_of(folder).items() if k not in _VOLATILE_KEYS and not k.startswith(_DRAFTS)}
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode() + more.encode())
     with open_checkpoint(folder, modules) as checkpoint:
         for name in checkpoint.names():
+            if name.startswith(_DRAFTS):
+                continue
             entry = checkpoint.entry(name)
             digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
             digest.update(checkpoint.sample(name))

@@ -309,9 +309,11 @@ def filled(what: str, fill: Callable[[], object], into: Tensor, shape: tuple[int
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """The files of a folder's weights. A head that drafts may have one of its own beside a single file, which
+    programs without drafts do not read."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
-        return [single]
+        return [single, *folder.glob("mtp.safetensors")]
     if index.exists():
         given = read_json(index, MAX_BYTES).get("weight_map")
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given.values()):

@@ -37,6 +37,10 @@ class ResizedVideos(ABC):
     def placeholder(self) -> int:
         return self.mark
 
+    @property
+    def resample(self) -> int:
+        return self.pictures.resample
+
     def pixels(self, frame: Image.Image, layout: ImageLayout) -> UInt8Array:
         pixels: UInt8Array = self.pictures.prepared(frame, 0, layout).pixels[0]
         return pixels

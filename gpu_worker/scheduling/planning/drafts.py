@@ -20,7 +20,7 @@ from petiole.gpu_worker.scheduling.planning.candidates import Candidates
 from petiole.gpu_worker.scheduling.priorities.draft_price import DraftPrice
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
-from petiole.gpu_worker.speculation import Launched
+from petiole.gpu_worker.speculation import Drafter, Launched
 
 ALONE = 0.5
 """The least price where a sequence waits for its verification: for as long, it has one step in flight, not two."""
@@ -38,13 +38,26 @@ class PlannedDrafts:
         self.price = DraftPrice(ALONE if waits else 0.0)
 
     def among(
-        self, sequences: Sequence[ScheduledSequence], pipeline: PipelineState[ScheduledSequence]
-    ) -> tuple[list[ScheduledSequence], list[Sequence[int]]]:
-        """The sequences that need not wait, and the drafts of each, which may be none. Changes no sequence."""
-        launched, price = _launched(pipeline), self.price.of(len(sequences))
-        found = ((seq, self._of(seq, price, launched.get(seq))) for seq in sequences)
+        self, sequences: list[ScheduledSequence], pipeline: PipelineState[ScheduledSequence]
+    ) -> tuple[list[ScheduledSequence], list[Sequence[int]] | None]:
+        """The sequences that need not wait, and the drafts of each, which may be none. None: nobody has any, and
+        nobody repeats inputs. Changes no sequence."""
+        price = self.price.of(len(sequences))
+        asks = [self._asks(seq.drafter, price) for seq in sequences]
+        if not any(asks):
+            return sequences, None
+        launched = _launched(pipeline)
+        found = [
+            (seq, self._of(seq, price, launched.get(seq)) if asking else ())
+            for seq, asking in zip(sequences, asks, strict=True)
+        ]
         going = [(seq, drafts) for seq, drafts in found if drafts is not None]
         return [seq for seq, _ in going], [drafts for _, drafts in going]
+
+    def _asks(self, drafter: Drafter | None, price: float) -> bool:
+        """Whether a sequence may have drafts. Where there are states, it may also have to wait for a snapshot, and
+        repeats inputs behind drafts that were rejected."""
+        return drafter is not None and (self._states is not None or drafter.worth(price) > 0)
 
     def behind(self, plan: StepPlan) -> StepPlan:
         """The plan with what the runtime is to draft behind it."""
@@ -55,9 +68,8 @@ class PlannedDrafts:
         return replace(plan, ahead=ahead)
 
     def _of(self, seq: ScheduledSequence, price: float, launched: Launched | None) -> Sequence[int] | None:
-        """The drafts of a sequence. None: it waits. launched: see `Drafter.propose`."""
-        if seq.drafter is None or (self._states is None and not seq.drafter.worth(price)):
-            return ()
+        """The drafts of a sequence that asks for some. None: it waits. launched: see `Drafter.propose`."""
+        assert seq.drafter is not None
         room = min(self._most - seq.n_repeated, seq.remaining_tokens - 1)
         if self._states is not None:
             last = self._states.before_next(seq.scheduled_position - seq.in_doubt)

@@ -26,15 +26,21 @@ class PlannedPages:
         self._state = state
         self.left_out: dict[ScheduledSequence, Amount] = {}
 
+    def fit(self, sequences: Sequence[ScheduledSequence], lengths: Sequence[int] | None) -> bool:
+        """Whether pages suffice for all. lengths: the positions of each; None if each has one."""
+        available = self._state.manager.pages_available
+        if (len(sequences) if lengths is None else sum(lengths)) <= available:
+            return True
+        sizes = lengths or [1] * len(sequences)
+        return sum(map(self.new_pages, sequences, sizes)) <= available
+
     def granted(
         self, sequences: list[ScheduledSequence], lengths: Sequence[int] | None
     ) -> list[ScheduledSequence]:
         """The sequences for which enough pages are available; best ranks first if they do not suffice for all."""
-        manager = self._state.manager
-        available = manager.pages_available
-        if (len(sequences) if lengths is None else sum(lengths)) <= available:
+        if self.fit(sequences, lengths):
             return sequences
-        chosen = set()
+        available, chosen = self._state.manager.pages_available, set()
         sizes = dict(zip(sequences, lengths or [1] * len(sequences), strict=True))
         for seq in sorted(sequences, key=rank):
             need = self.new_pages(seq, sizes[seq])
@@ -51,8 +57,7 @@ class PlannedPages:
     def new_pages_of(self, plan: StepPlan | None) -> Amount:
         if plan is None:
             return 0
-        lengths = plan.lengths or [1] * len(plan.sequences)
-        return sum(self.new_pages(seq, n) for seq, n in zip(plan.sequences, lengths, strict=True))
+        return sum(map(self.new_pages, plan.sequences, plan.lengths or [1] * len(plan.sequences)))
 
     def promised(self) -> Amount:
         """Pages that the sequences in prefill still need."""

@@ -119,19 +119,20 @@ class Planner:
             sequences = self.budget.choose(sequences, running, None if priorities is None else priorities[1])
         if not sequences:
             return None
-        if self.state.config.speculative_tokens == 0:
+        drafts = None
+        if self.state.config.speculative_tokens:
+            sequences, drafts = self._drafts.among(sequences, pipeline)
+        if drafts is None:
             sequences = self._pages.granted(sequences, None)
             return StepPlan(sequences) if sequences else None
-        sequences, drafts = self._drafts.among(sequences, pipeline)
         if not sequences:
             return None
         lengths = [1 + seq.n_repeated + len(d) for seq, d in zip(sequences, drafts, strict=True)]
-        chosen = self._pages.granted(sequences, lengths)
-        if not chosen:
-            return None
-        if len(chosen) < len(sequences):  # pages are short: do not spend them on drafts
-            sequences, drafts = chosen, [()] * len(chosen)
-            lengths = [1 + seq.n_repeated for seq in chosen]
+        if not self._pages.fit(sequences, lengths):  # pages are short: do not spend them on drafts
+            sequences = self._pages.granted(sequences, [1 + seq.n_repeated for seq in sequences])
+            if not sequences:
+                return None
+            drafts, lengths = [()] * len(sequences), [1 + seq.n_repeated for seq in sequences]
         if max(lengths) == 1:
             return StepPlan(sequences)
         return StepPlan(sequences, lengths, drafts)

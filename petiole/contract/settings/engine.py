@@ -286,8 +286,9 @@ class EngineConfig(EngineSettings):
 
     @property
     def longest_step(self) -> int:
-        """The most positions that a step computes of one sequence."""
-        return max(self.chunk_size, 1 + self.speculative_tokens)
+        """The most positions of one sequence that a step may write: a chunk, or a token with its drafts, which
+        begins before or behind the drafts in flight."""
+        return max(self.chunk_size, 1 + 2 * self.speculative_tokens)
 
     @property
     def batching(self) -> Batching:

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import redis
 from kombu.exceptions import OperationalError
@@ -48,20 +48,17 @@ NOBODY = "no worker of Petiole has taken for days: it is misspelt, or another ap
 _ERRORS = (OperationalError, redis.RedisError, OSError)
 
 
-REMARKS = {"PetioleBudgetUsedUp", "PetioleRedisChanged", "VersionsDiffer"}
-"""Findings that need no hand: a limit does what somebody has set it for, a failover has passed, an upgrade is not
-complete."""
+PASSING = {"draining", "reloading"}
+"""States of a worker that end by themselves."""
 
 
 class Finding(NamedTuple):
-    """`name`: an alert's, or one of this module's own."""
+    """`name`: an alert's, or one of this module's own. A remark needs no hand: a limit does what somebody has set
+    it for, a failover has passed, an upgrade is not complete."""
 
     name: str
     what: str
-
-    @property
-    def is_problem(self) -> bool:
-        return self.name not in REMARKS
+    grade: Literal["problem", "remark"] = "problem"
 
 
 @dataclass(frozen=True)
@@ -152,11 +149,11 @@ def diagnose(facts: Facts) -> list[Finding]:
     for share in facts.budgets:
         if share.used >= share.most:
             said = f"tenant {share.tenant!r} has used {share.used} of its {share.budget} of {share.most}"
-            found.append(Finding("PetioleBudgetUsedUp", said))
+            found.append(Finding("PetioleBudgetUsedUp", said, "remark"))
     if facts.quarantined:
         were = "message was" if facts.quarantined == 1 else "messages were"
         found.append(Finding("PetioleQuarantine", f"{facts.quarantined} malformed {were} put aside"))
-    return sorted(found, key=lambda finding: not finding.is_problem)
+    return sorted(found, key=lambda finding: finding.grade == "remark")
 
 
 def _of_server(server: Server) -> Iterator[Finding]:
@@ -185,9 +182,8 @@ def _of_server(server: Server) -> Iterator[Finding]:
 def _of_changes(live: Iterable[WorkerReport]) -> Iterator[Finding]:
     since = [worker.redis_changed_s for worker in live if worker.redis_changed_s is not None]
     if since and (last_s := min(since)) < RECENT_S:
-        yield Finding(
-            "PetioleRedisChanged", f"another Redis answers since {last_s:.0f} s: a failover, or a restart"
-        )
+        said = f"another Redis answers since {last_s:.0f} s: a failover, or a restart"
+        yield Finding("PetioleRedisChanged", said, "remark")
 
 
 def _of_queues(counted: Iterable[QueueReport], live: Iterable[WorkerReport]) -> Iterator[Finding]:
@@ -216,7 +212,8 @@ def _of_worker(worker: WorkerReport) -> Iterator[Finding]:
         yield Finding("PetioleWorkerLost", f"{name} has not reported for {worker.age_s:.0f} s")
         return
     if worker.state != "ready":
-        yield Finding("PetioleWorkerNotReady", f"{name} takes no tasks: it is {worker.state}")
+        said = f"{name} takes no tasks: it is {worker.state}"
+        yield Finding("PetioleWorkerNotReady", said, "remark" if worker.state in PASSING else "problem")
     if worker.lease_age_s > LEASE_S:
         yield Finding("PetioleLeaseOld", f"{name} has not renewed its leases for {worker.lease_age_s:.0f} s")
     if worker.pending_completions:
@@ -248,7 +245,7 @@ def _of_versions(workers: Iterable[WorkerReport]) -> Iterator[Finding]:
             models[queue][worker.fingerprint] = worker.model
     if len(versions) > 1:
         said = "; ".join(f"{version}: {', '.join(names)}" for version, names in sorted(versions.items()))
-        yield Finding("VersionsDiffer", f"workers have different versions ({said})")
+        yield Finding("VersionsDiffer", f"workers have different versions ({said})", "remark")
     for queue, served in models.items():
         if len(served) > 1:
             said = ", ".join(sorted({*served.values()}))

@@ -1,13 +1,18 @@
-"""How full the disks are that this worker uses: of its tier of KV, of batches' files, of downloaded models.
+"""How full the disks are that this worker needs room on: of batches' files, of downloaded models.
 
-A look at a disk of another machine's may hang. So a thread of its own looks, and a report has what it saw last."""
+The tier of KV is not among them: it fills the volume that it has, and evicts.
+
+A look at a disk of another machine's may hang. So each folder has a thread of its own that looks, and a report has
+what they saw within the last minute."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -15,42 +20,53 @@ from petiole.tasks.settings import Settings
 from petiole.tasks.worker.periodic import Periodic
 
 LOOK_S = 5.0
+KEPT_S = 60.0
+"""How long a report has a figure after the look. A folder whose looks hang is left out then."""
+
+
+class Disk(NamedTuple):
+    """`device`: the number by which the system knows it. `free`: the share of it that is free for this user.
+    `at`: of the look, by the monotonic clock."""
+
+    device: int
+    free: float
+    at: float
 
 
 def folders_of(settings: Settings) -> list[str]:
-    """Those that a worker with these settings writes to."""
-    local = [root for root in settings.batch_roots if "://" not in root]
-    return [*filter(None, [settings.kv_tier]), *local, HF_HUB_CACHE]
+    """Those that a worker with these settings needs room in."""
+    return [*(root for root in settings.batch_roots if "://" not in root), HF_HUB_CACHE]
 
 
-def free_shares(folders: Iterable[str]) -> dict[str, float]:
-    """By folder, the share of its disk that is free for this user. Of a disk's folders the first one stands for
-    it. Folders that are not there are left out."""
-    found, seen = dict[str, float](), set[int]()
-    for folder in folders:
-        try:
-            disk, space = os.stat(folder).st_dev, shutil.disk_usage(folder)
-        except OSError:
-            continue
-        if space.total and disk not in seen:
-            seen.add(disk)
-            found[folder] = round(space.free / space.total, 4)
-    return found
+def disk_of(folder: str) -> Disk | None:
+    """None if the folder is not there, or this user may not write to it."""
+    try:
+        device, space = os.stat(folder).st_dev, shutil.disk_usage(folder)
+    except OSError:
+        return None
+    if not space.total or not os.access(folder, os.W_OK):
+        return None
+    return Disk(device, round(space.free / space.total, 4), time.monotonic())
 
 
 class Disks:
     def __init__(self, folders: Iterable[str]) -> None:
-        self._folders = tuple(folders)
-        self._free: dict[str, float] = {}
-        self._thread = Periodic("petiole-disks", self._look)
+        self._seen: dict[str, Disk | None] = dict.fromkeys(folders)
+        self._threads = [Periodic("petiole-disk", partial(self._look, folder)) for folder in self._seen]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def report(self) -> dict[str, Any]:
-        """Fields of a `WorkerReport`."""
-        return {"disks": self._free}
+        """Fields of a `WorkerReport`. Of a disk's folders the first one stands for it."""
+        free, devices, oldest = dict[str, float](), set[int](), time.monotonic() - KEPT_S
+        for folder, disk in self._seen.items():
+            if disk is not None and disk.at > oldest and disk.device not in devices:
+                devices.add(disk.device)
+                free[folder] = disk.free
+        return {"disks": free}
 
-    def _look(self) -> float:
-        self._free = free_shares(self._folders)
+    def _look(self, folder: str) -> float:
+        self._seen[folder] = disk_of(folder)
         return LOOK_S

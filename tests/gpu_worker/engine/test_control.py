@@ -16,6 +16,7 @@ from petiole.gpu_worker import (
     EngineClosed,
     FinishReason,
     HandedBack,
+    InvalidRequest,
     ModelError,
     Request,
 )
@@ -132,6 +133,20 @@ def test_cancel_while_it_is_prepared() -> None:
     engine._call(lambda: None)
     gate.set()
     assert handle.result(timeout=30).finish_reason is FinishReason.CANCELLED
+    engine.shutdown()
+
+
+def test_a_video_that_takes_long_delays_no_text() -> None:
+    engine = toy_engine().start()
+    gate = threading.Event()
+    engine._intake._videos.put(gate.wait)
+    engine._intake._videos.put(gate.wait)
+    film = engine.submit(Request(messages=[{"role": "user", "content": [{"type": "video"}]}], images=[b"film"]))
+    assert engine.submit(request()).result(timeout=30).finish_reason is FinishReason.LENGTH
+    assert not film.done()
+    gate.set()
+    with pytest.raises(InvalidRequest):
+        film.result(timeout=30)
     engine.shutdown()
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from petiole.cache import KVAllocation, WindowPages
+from petiole.cache import KVAllocation, WindowPages, most_pages
 from petiole.cache.groups import recurrent_states
-from petiole.gpu_worker import Constraint, Engine, EngineError
+from petiole.gpu_worker import Constraint, Engine, EngineConfig, EngineError, Request
 from petiole.gpu_worker.runtime.interface import DRAFTED, StepBatch
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.outcomes import Operation
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
 from petiole.gpu_worker.speculation import Launched, NgramProposer
-from tests.support.toy_engine import BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
+from tests.support.toy_engine import Bold, BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
 
 K = 6
 REQUESTS = [
@@ -48,15 +48,39 @@ def late() -> None:
     time.sleep(0.0005)
 
 
-class Watched:
-    """An engine over the toy, and the steps that it launched."""
+class Knowing(Bold):
+    """Drafts the answer."""
 
-    def __init__(self, by: str, right: float, asked: Sequence[Any], **machine: Any) -> None:
+    def __init__(self, asked: Request) -> None:
+        super().__init__(2, 4)
+        self._answer = [*(asked.prompt or ()), *expected(asked).token_ids]
+
+    def guess(self, count: int) -> list[int]:
+        return self._answer[len(self._tokens) :][:count]
+
+
+class KnowingProposer:
+    def __init__(self, asked: Sequence[Request]) -> None:
+        self._asked = asked
+
+    def drafter(self, tokens: Sequence[int]) -> Knowing:
+        drafter = Knowing(next(one for one in self._asked if list(one.prompt or ()) == list(tokens)))
+        drafter.extend(tokens)
+        return drafter
+
+
+class Watched:
+    """An engine over the toy, and the steps that it launched. config: for `EngineConfig`."""
+
+    def __init__(
+        self, by: str, right: float, asked: Sequence[Any], config: Mapping[str, Any] | None = None, **machine: Any
+    ) -> None:
         self.batches: list[StepBatch] = []
-        proposer: Any = BoldProposer()
+        settings = {"proposer": KnowingProposer(asked) if by == "host" else BoldProposer(), **(config or {})}
         if by == "runtime":
-            machine, proposer = {"drafts": K, "right": right, **machine}, BoldHeadProposer([DRAFTED] * K)
-        engine = toy_engine(machine=machine, jitter=late, speculative_tokens=K, proposer=proposer)
+            machine = {"drafts": K, "right": right, **machine}
+            settings["proposer"] = BoldHeadProposer([DRAFTED] * K)
+        engine = toy_engine(machine=machine, jitter=late, speculative_tokens=K, **settings)
         launch = engine.runtime.launch_forward
 
         def forward(slot_id: int, batch: StepBatch) -> None:
@@ -128,6 +152,21 @@ def test_a_row_that_cannot_reach_its_end_for_certain_waits() -> None:
     found = Watched("runtime", 0, [request([3, 4], 12, ignore_eos=True)])
     assert found.agrees
     assert sum(len(batch.outputs) > 0 for batch in found.batches) == 12
+
+
+@pytest.mark.parametrize("machine", [{}, STATES], ids=str)
+@pytest.mark.parametrize("by", ["runtime", "host"])
+def test_two_verifications_fit_into_the_smallest_pool_of_a_window(by: str, machine: dict[str, Any]) -> None:
+    """Chunks of one position, and right drafts alone: these decide how many pages a row needs. None is cut."""
+    longest = EngineConfig(chunk_size=1, speculative_tokens=K).longest_step
+    pool = WindowPages(7, 1 + most_pages(7, 1, longest))
+    found = Watched(
+        by, 1, [request([3, 4], 1 + 10 * (1 + K), ignore_eos=True)], {"chunk_size": 1}, windows=[pool], **machine
+    )
+    assert found.agrees
+    assert found.in_doubt >= 8
+    outputs = [batch.outputs.tolist() for batch in found.batches]
+    assert outputs == [[0], [1], *[[1 + K]] * 10]
 
 
 # ---------------------------------------------------------------- each rule, broken

@@ -106,8 +106,9 @@ def draw(seed: int) -> Workload:
     }
     disturb = {i: rng.choice(["cancel", "handback"]) for i in range(len(requests)) if rng.random() < 0.12}
     machine = {"rows": rows, "n_pages": n_pages, "page_size": page_size, "max_model_len": max_model_len}
+    longest = EngineConfig(chunk_size=config["chunk_size"], speculative_tokens=spec).longest_step
     machine["windows"] = [
-        WindowPages(window, 1 + most_pages(window, page_size, max(config["chunk_size"], 1 + spec)) + spare)
+        WindowPages(window, 1 + most_pages(window, page_size, longest) + spare)
         for window in windows.choice([[], [], [7], [3, 30]])
         for spare in [windows.choice([0, 10, n_pages])]
     ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,7 @@ from PIL import Image
 
 from petiole.contract.requests.images import View
 from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.children import Child, _video
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.models.vision.frames import TimedVideos
 from petiole.gpu_worker.models.vision.pictures import GridPictures
@@ -85,8 +90,8 @@ def test_a_turned_film_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
         def to_image(self) -> Image.Image:
             return drawn_picture(96, 64)
 
-    assert video_files._turned(Turned()).size == (64, 96)
-    assert (np.array(video_files._turned(Turned())) == np.rot90(np.array(drawn_picture(96, 64)), -1)).all()
+    assert _video._turned(Turned()).size == (64, 96)
+    assert (np.array(_video._turned(Turned())) == np.rot90(np.array(drawn_picture(96, 64)), -1)).all()
 
 
 CUT = [FILM[: len(FILM) // 2], FILM[:40], b"", b"\x00" * 100, FILM[:4] + b"ftyp" + b"\xff" * 5000]
@@ -170,3 +175,96 @@ def test_limits_of_a_list(files: list[Any], field: str, limit: str) -> None:
 def test_a_list_may_not_be_longer_than_a_file() -> None:
     with pytest.raises(InvalidRequest, match="at most 600 s long, got 6000"):
         reader().of_frames([as_file(drawn_picture(40, 40))] * 60, AT, View(fps=0.01))
+
+
+def remuxed(data: bytes, begin: float) -> bytes:
+    """A film that begins later, without being coded again: an MP4 file says which frames are not shown."""
+    file, options = BytesIO(), {"avoid_negative_ts": "disabled"}
+    with av.open(BytesIO(data)) as given, av.open(file, "w", format="mp4", options=options) as made:
+        (stream,) = given.streams.video
+        copy = made.add_stream_from_template(stream)
+        for packet in given.demux(stream):
+            if packet.size:
+                packet.pts -= int(begin / stream.time_base)
+                packet.dts -= int(begin / stream.time_base)
+                packet.stream = copy
+                made.mux(packet)
+    return file.getvalue()
+
+
+def test_frames_that_were_trimmed_off_are_not_counted() -> None:
+    images = reader().of_file(remuxed(FILM, 0.5), AT, View()).images
+    whole = reader().of_file(FILM, AT, View()).images[-1]
+    assert images[-1].cut
+    assert whole.cut
+    assert (images[-1].cut().pixels[-1] == whole.cut().pixels[-1]).all()
+    assert video_files.opened(remuxed(FILM, 0.5), AT, 10**6).n == 35
+
+
+def tables(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
+    """An MP4 file whose tables are changed. change: from a table's name and content to another content."""
+    made, at = b"", 0
+    while at < len(data):
+        size, name = struct.unpack(">I4s", data[at : at + 8])
+        own = data[at + 8 : at + size]
+        own = tables(own, change) if name in (b"moov", b"trak", b"mdia", b"minf", b"stbl") else change(name, own)
+        made, at = made + struct.pack(">I4s", 8 + len(own), name) + own, at + size
+    return made
+
+
+def claiming(n: int, size: int) -> Callable[[bytes, bytes], bytes]:
+    """That there are `n` frames of `size` bytes, all in one place."""
+
+    def change(name: bytes, own: bytes) -> bytes:
+        said = {
+            b"stsz": struct.pack(">II", size, n),
+            b"stts": struct.pack(">III", 1, n, 1024),
+            b"stsc": struct.pack(">IIII", 1, 1, 1 if size > 1 else n, 1),
+        }
+        if name == b"stco" and size > 1:
+            return own[:4] + struct.pack(">I", n) + own[8:12] * n
+        return own[:4] + said[name] if name in said else own
+
+    return change
+
+
+def test_a_small_file_fills_no_memory() -> None:
+    """Its tables are read when it is opened, before anything can be counted."""
+    assert refused(tables(FILM, claiming(2**27, 1))) == AT
+    assert refused(FILM) is None
+
+
+def test_frames_that_share_their_bytes_are_not_read_again_and_again() -> None:
+    data = tables(FILM, claiming(1000, len(FILM) // 2))
+    with pytest.raises(InvalidRequest, match="got frames that are larger than the file"):
+        reader().of_file(data, AT, View())
+
+
+def test_every_frame_has_the_size_of_the_first() -> None:
+    file = BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("libvpx", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for film in (drawn_film(2, 10, "webm", "libvpx"), drawn_film(2, 10, "webm", "libvpx", (480, 320))) * 2:
+            with av.open(BytesIO(film)) as given:
+                for packet in given.demux(video=0):
+                    if packet.size:
+                        packet.stream, packet.pts, packet.dts = stream, None, None
+                        container.mux(packet)
+    film = video_files.opened(file.getvalue(), AT, 10**6)
+    with pytest.raises(InvalidRequest, match=r"frames of one size, got \(96, 64\) and \(480, 320\)"):
+        film.pixels([0, film.n - 1], (96, 64), 3)
+
+
+def test_a_child_that_takes_too_long_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, own = tmp_path / "job.py", LifoQueue[Child]()
+    job.write_text(f"{Path(_video.__file__).read_text()}\nCPU_S = 60.0\nWALL_S = 1e-6\n")
+    own.put(Child(str(job)))
+    monkeypatch.setattr(video_files, "_children", own)
+    for _ in range(2):
+        with pytest.raises(
+            InvalidRequest, match="can be read within 120 s of processor time and 2147483648 bytes"
+        ):
+            reader().of_file(FILM, AT, View())

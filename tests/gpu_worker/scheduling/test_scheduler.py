@@ -16,6 +16,7 @@ from petiole.gpu_worker.scheduling.batching import page_updates
 from petiole.gpu_worker.scheduling.state import Extras, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
+from tests.support.toy_engine import BoldProposer
 
 # ---------------------------------------------------------------- the verbs
 
@@ -83,6 +84,19 @@ def test_a_sequence_at_its_budget_is_not_planned_again() -> None:
     bench.commit()
     assert bench.scheduler.state.emissions[-1] == SequenceEnded(seq, Finish(FinishReason.LENGTH, "max_tokens"))
     assert bench.scheduler.state.num_allocated == 0
+
+
+def test_rows_give_up_their_drafts_before_one_waits_for_pages() -> None:
+    """10 pages are free: enough for one row with 5 drafts, or for both without any."""
+    bench = Bench(n_pages=1 + 34, slots=1, speculative_tokens=5, prefix_cache="off")
+    rows = [sequence([n] * 12, n, max_tokens=20) for n in (1, 2)]
+    for seq in rows:
+        seq.drafter = BoldProposer().drafter([5, 7, 8, 5, 7, 8, 5])
+    bench.submit(*rows)
+    assert bench.launch() == "prefill"
+    bench.commit()
+    assert bench.launch() == "decode"
+    assert bench.plans[-1].sequences == rows
 
 
 def test_a_recompute_writes_the_known_tail_and_samples_nothing() -> None:

@@ -59,11 +59,12 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lost": ("PetioleWorkerLost", worker(age_s=60.0) | {"queues": []}),
     "paused": ("PetioleWorkerNotReady", worker(state="paused") | {"queues": []}),
     "silenced": ("PetioleWorkerNotReady", worker(state="silenced") | {"queues": []}),
+    "draining": ("PetioleWorkerNotReady", worker(state="draining") | {"queues": []}),
     "hung": ("PetioleLeaseOld", worker(lease_age_s=20.0)),
     "backend": ("PetioleResultsNotStored", worker(pending_completions=2)),
     "late streams": ("PetioleStreamsLate", worker(streams_behind_s=3.0)),
     "memory": ("PetioleMemoryLow", worker(memory_left_bytes=10)),
-    "disk": ("PetioleDiskNearlyFull", worker(disks={"/kv": 0.04, "/models": 0.06})),
+    "disk": ("PetioleDiskNearlyFull", worker(disks={"/rows": 0.04, "/models": 0.06})),
     "crash loop": (
         "PetioleWorkerRestarts",
         {"lives": {"w1": Life(started_at=9_990, starts=9, last_exit="killed")}},
@@ -104,8 +105,18 @@ def test_a_fault_is_found_alone(name: str, fault: dict[str, Any]) -> None:
 
 def test_remarks_come_last_and_are_no_problems() -> None:
     facts = replace(HEALTHY, budgets=[SHARE._replace(used=100)], quarantined=1, **worker(redis_changed_s=30.0))
-    found = [(finding.name, finding.is_problem) for finding in diagnose(facts)]
-    assert found == [("PetioleQuarantine", True), ("PetioleRedisChanged", False), ("PetioleBudgetUsedUp", False)]
+    found = [(finding.name, finding.grade) for finding in diagnose(facts)]
+    remarks = [("PetioleRedisChanged", "remark"), ("PetioleBudgetUsedUp", "remark")]
+    assert found == [("PetioleQuarantine", "problem"), *remarks]
+
+
+def test_an_upgrade_under_way_is_a_remark() -> None:
+    states = {"draining": "remark", "reloading": "remark", "paused": "problem", "silenced": "problem"}
+    for state, grade in states.items():
+        others = [WORKER.model_copy(update={"worker": name, "version": "2"}) for name in ("w2", "w3")]
+        found = diagnose(replace(HEALTHY, workers=[WORKER.model_copy(update={"state": state}), *others]))
+        grades = {finding.name: finding.grade for finding in found}
+        assert grades == {"PetioleWorkerNotReady": grade, "VersionsDiffer": "remark"}
 
 
 def test_workers_that_cannot_report_are_not_called_lost() -> None:
