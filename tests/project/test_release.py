@@ -108,7 +108,7 @@ NO_ENGINE = " ".join(room.strip("/").replace("/", ".") for room in ROOMS)
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="not a checkout")
 def test_the_weights_of_each_shipped_model_are_committed() -> None:
-    folders = {file.parent for file in (REPOSITORY / "gpu_worker" / "models").glob("petiole_*/**/config.json")}
+    folders = {file.parent for file in (REPOSITORY / "gpu_worker" / "models").glob("petiole_*/**/tokenizer.json")}
     expected = {str((folder / "model.safetensors").relative_to(REPOSITORY)) for folder in folders}
     named = subprocess.run(
         ["git", "ls-files", *expected], cwd=REPOSITORY, capture_output=True, text=True, check=True

@@ -137,8 +137,8 @@ def identity(field: str, image: str) -> str:
 @dataclass(frozen=True, slots=True)
 class MediaPart:
     """A part of a message that has images. at: its index. files: by what stands behind the part in the name of a
-    field, images, or the file of a video; of too many frames the first, one too many. n: how many were given. view: how
-    the model is to look at them. said: what the part says of that."""
+    field, images, or the file of a video; of too many frames the first, one too many. n: how many were given.
+    view: how the model is to look at them. said: what the part says of that."""
 
     at: int
     video: bool
