@@ -259,7 +259,9 @@ class Scheduler:
             self._score(step, payload.batch.scored.counts.tolist(), output)
         with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
-        drafts = _drafted(payload.batch, output)
+        drafts: Iterable[Sequence[int]] = itertools.repeat(())
+        if output.drafts is not None and (ahead := payload.batch.ahead) is not None:
+            drafts = [made[:n] for made, n in zip(output.drafts.tolist(), ahead.tolist(), strict=True)]
         end = n_applied = 0
         for seq, sampled, n_valid, drafted in zip(step.sequences, outputs, accepted, drafts, strict=False):
             offset, end, outstanding = end, end + sampled, None
@@ -402,13 +404,6 @@ class Scheduler:
         rows = {seq.row for seq in known}
         assert len(rows) == len(known), "two sequences share a row"
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"
-
-
-def _drafted(batch: StepBatch, output: StepOutput) -> Iterable[Sequence[int]]:
-    """What the runtime has drafted behind each row."""
-    if output.drafts is None or batch.ahead is None:
-        return itertools.repeat(())
-    return [made[:n] for made, n in zip(output.drafts.tolist(), batch.ahead.tolist(), strict=True)]
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:

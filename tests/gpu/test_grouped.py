@@ -58,7 +58,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_forms_without_a_kernel_are_few():
     of_gguf = {name for name, form in FORMS.items() if form.steps or form.offsets}
-    assert set(FORMS) - set(KNOWN) == {"groups of 48", "a table of integers", *of_gguf}
+    assert set(FORMS) - set(KNOWN) == {"groups of 48", "a table of integers", "six bits", *of_gguf}
     parts_of_runs = {"groups of 16, zeros", "channels", "channels, zeros", "a short last group"}
     assert {name for name in KNOWN if not has_kernel(FORMS[name])} == parts_of_runs
 

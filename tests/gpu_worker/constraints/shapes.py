@@ -214,8 +214,9 @@ def _tools(n: int) -> Any:
 
 
 def _arguments(n: int) -> Any:
-    listed = [{"begin": f"<a{k}>", "end": f"</a{k}>", "schema": {"type": "integer"}} for k in range(n)]
-    call = {"name": "f", "strict": True, "begin": "<call>", "end": "</call>", "arguments": listed, "between": ","}
+    listed = [{"key": f"a{k}", "needed": True, "schema": {"type": "integer"}} for k in range(n)]
+    tags = {"begin": "<p=", "after": ">", "end": "</p>", "between": ",", "quotes": ""}
+    call = {"name": "f", "strict": True, "begin": "<call>", "end": "</call>", "arguments": listed, "tags": tags}
     return {"trigger": "<call>", "calls": [call], "least": 1, "most": 1}
 
 
