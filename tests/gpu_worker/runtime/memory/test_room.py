@@ -15,7 +15,7 @@ from petiole.gpu_worker.runtime.runtime import ModelRuntime
     ("settings", "field"),
     [
         ({"max_num_seqs": 100_000}, "max_num_seqs"),
-        ({"max_num_seqs": 1_000, "speculative_tokens": 1024}, "max_num_seqs"),
+        ({"max_num_seqs": 1_000, "speculative_tokens": 1024, "drafts": "ngram"}, "max_num_seqs"),
         ({"lora_slots": 10_000}, "lora_slots"),
         ({"lora_slots": 1, "lora_max_rank": 100_000}, "lora_max_rank"),
         ({"num_pages": 1_000_000}, "num_pages"),
