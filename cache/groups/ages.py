@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from petiole.cache.exceptions import ConservationError
 from petiole.cache.pages.page_pool import Pages
 
 _SLACK = 1024
@@ -55,9 +56,10 @@ class AgeQueue:
         taken: list[Pages] = []
         missing = count
         while missing > 0 and self._runs:
-            time, run = self._runs.popleft()
-            self._entries -= len(run)
-            run = self._of(time, run)
+            time, entries = self._runs[0]
+            run = self._of(time, entries)
+            self._runs.popleft()
+            self._entries -= len(entries)
             if len(run) > missing:
                 self._runs.appendleft((time, run[missing:]))
                 self._entries += len(run) - missing
@@ -67,6 +69,13 @@ class AgeQueue:
             missing -= len(run)
             taken.append(run)
         return np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)
+
+    def check(self) -> None:
+        """Raises ConservationError if a page is here and in no run, or counted wrongly."""
+        queued = sum(len(self._of(time, run)) for time, run in self._runs)
+        here = int(np.count_nonzero(self._times))
+        if not queued == here == self._live:
+            raise ConservationError(f"{here} pages are here, {queued} are in runs, and {self._live} are counted")
 
     def _of(self, time: int, run: Pages) -> Pages:
         live: Pages = run[self._times[run] == time]

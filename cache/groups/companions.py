@@ -161,6 +161,8 @@ class CompanionPool:
             queued = (companion in self._ordinary) + (companion in self._kept)
             if queued != (self._holds[companion] == 0):
                 raise ConservationError(f"companion {companion} is held, or idle, or both (queued {queued} times)")
+        for queue in (self._ordinary, self._kept):
+            queue.check()
         idle = int(np.count_nonzero(self._holds[attached] == 0))
         if self.idle != idle or self.free + self.held + self.idle != self.total:
             raise ConservationError(f"{self.idle} companions are counted as idle, and {idle} are")

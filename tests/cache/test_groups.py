@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from petiole.cache import CacheTokens, KVAllocation, PageCounts, WindowPages, build_manager, most_pages
+from petiole.cache.exceptions import ConservationError
 from petiole.cache.groups.ages import AgeQueue
 from petiole.cache.groups.manager import GroupedManager
 from petiole.cache.groups.recurrent_states import StateGroup
@@ -500,6 +501,26 @@ def test_the_queue_of_ages_gives_the_oldest_first(steps: list[tuple[str, set[int
                 queue.discard(pages)
         assert len(queue) == len(model)
         assert all((page in queue) == (page in model) for page in range(10))
+        queue.check()
+
+
+def test_a_fault_while_the_oldest_are_taken_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = AgeQueue(10)
+    queue.add(np.arange(1, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(AgeQueue, "_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            queue.take(2)
+    queue.check()
+    assert queue.take(4).tolist() == [1, 2, 3, 4]
+
+
+def test_pages_that_no_run_has_are_noticed() -> None:
+    queue = AgeQueue(10)
+    queue.add(np.arange(1, 5))
+    queue._runs.clear()
+    with pytest.raises(ConservationError, match="4 pages are here, 0 are in runs, and 4 are counted"):
+        queue.check()
 
 
 def test_amounts_of_several_pools_are_compared_pool_by_pool() -> None:
