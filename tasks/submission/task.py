@@ -7,10 +7,11 @@ nothing of the worker."""
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from celery import Task
 from celery.canvas import Signature
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
 else:
     publishing = _lazy.module("petiole.tasks.app.redis_transport")
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
 
 
 class SubmittedTask(Task):  # type: ignore[misc]
@@ -303,7 +300,7 @@ class Offer(Protocol):
 _here = threading.local()
 
 
-@contextmanager
+@contextlib.contextmanager
 def offered(task_id: str, outcome: Offer) -> Iterator[None]:
     """In this context, `take_result` on this thread finds the outcome of task `task_id`."""
     _here.outcome = task_id, outcome
