@@ -44,6 +44,7 @@ def answer(question: bytes) -> dict[str, Any] | bytes:
     except Exception as error:  # decoders raise all kinds of errors for damaged files
         return {"refused": [READABLE, f"{type(error).__name__}: {error}"[:200]]}
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

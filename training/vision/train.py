@@ -1,4 +1,4 @@
-"""Train `petiole-tiny-vision` from nothing: `python -m training.vision.train --minutes 180`.
+"""Train `petiole-tiny-vision` from nothing: `python -m training.vision.train --minutes 80`.
 
 Every picture is new. The first part of the run teaches the tower alone to see: each position of a picture learns
 to say which shape covers it, where that is and how many are left of it. With answers alone, it would take many
@@ -203,7 +203,7 @@ def train(args: argparse.Namespace, stopped: threading.Event) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=180, help="processor time of the whole run")
+    parser.add_argument("--minutes", type=float, default=80, help="processor time of the whole run")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=DEFAULT_CHECKPOINT)
     parser.add_argument("--pictures", type=int, default=16, help="in a step with questions")

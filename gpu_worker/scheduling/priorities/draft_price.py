@@ -1,9 +1,9 @@
 """What a draft costs: how many tokens the engine makes in the time by which one draft lengthens a step.
 
-A step of n sequences yields n tokens in s seconds. A draft that lengthens it by c seconds costs c * n / s tokens,
-and brings one token with the probability that it holds. So drafts are worth it that hold with a higher one. Where
-steps get as much longer as they have more inputs, as with many sequences on a CPU, the price nears 1, and hardly
-any draft is worth it."""
+A step of n sequences yields n tokens in s seconds. A draft that lengthens it by c seconds costs c * n / s tokens.
+It brings one token if it holds. So it is worth it if it holds with a probability above its price. With many
+sequences on a CPU a step takes as much longer as it has more inputs. Then the price nears 1, and hardly any draft
+is worth it."""
 
 from __future__ import annotations
 
