@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway import headers
 from petiole.gateway.authentication import AuthenticationMiddleware, path_in
-from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.failures import Failure, failure_of
 from petiole.gateway.cors import with_origins
 from petiole.gateway.dialects import error_answer
 from petiole.gateway.observability import (
@@ -46,11 +46,12 @@ from petiole.gateway.serving.auth import redis_rights
 from petiole.gateway.serving.retry import refused
 from petiole.gateway.serving.sse import ClientGone
 from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
+from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.servers import connections
 
 _ANSWER_S = 2.0
 _SLASHES = re.compile("/{2,}")
-_ANSWERED = Failure, HTTPException, ClientGone, redis.RedisError, Exception
+_ANSWERED = Failure, InvalidRequest, HTTPException, ClientGone, redis.RedisError, Exception
 
 
 async def health(_: Request) -> Response:
@@ -99,6 +100,8 @@ def _told(error: Exception) -> Failure:
             return Failure(error.status_code, error.detail)
         case redis.RedisError():
             return refused(error)
+        case InvalidRequest():
+            return failure_of(error)
     return Failure(500, "the gateway has failed", code="server_error")
 
 
