@@ -61,12 +61,14 @@ class _WindowPages:
 
 
 class Driver:
-    """Builds StepBatches by hand. Every method that runs a step returns its `StepOutput`."""
+    """Builds StepBatches by hand. Every method that runs a step returns its `StepOutput`. `ahead`: how many tokens
+    the runtime is to draft behind each step."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._slot = 0
         limits = runtime.limits
+        self.ahead = limits.drafts
         self._page_size = limits.page_size
         self._free = deque(range(1, limits.n_pages))
         self._rows = deque(range(1, limits.max_batch_size))
@@ -224,7 +226,7 @@ class Driver:
             bindings=bindings,
             pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
             following=np.array([_after(s) for s in sequences], dtype=np.int32),
-            ahead=np.full(len(sequences), self.runtime.limits.drafts, dtype=np.int32),
+            ahead=np.full(len(sequences), self.ahead, dtype=np.int32),
             states=self._states(sequences, starts, bindings, outputs if undecided else ()),
         )
 

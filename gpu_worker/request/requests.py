@@ -124,7 +124,8 @@ class Result:
     "constraint", "max_tokens", "max_model_len", or None. `prompt_logprobs`: see `Delta`. `vectors`: of a model
     of texts, as in `petiole.contract.results.vectors`, like `sparse` and `colbert`; `scores`: the numbers of each
     text; all these without those of earlier attempts. `best`: how many texts are ranked by their scores; None: no
-    order was asked for. `answer`: the answer of a skill, as JSON data."""
+    order was asked for. `answer`: the answer of a skill, as JSON data. `draft_tokens`, `accepted_draft_tokens`:
+    how many drafts of tokens were verified here, and how many of these were right."""
 
     request_id: str
     text: str
@@ -142,3 +143,5 @@ class Result:
     scores: tuple[tuple[float, ...], ...] | None = None
     best: int | None = None
     answer: Mapping[str, Any] | None = None
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0

@@ -173,18 +173,15 @@ def _ragged_batch(
     rows: Int32Array,
     table: PageTable,
 ) -> StepBatch:
-    """A batch of any operations. The inputs of a chunk are tokens of the prompt; the inputs of other operations
-    are the pending token and its drafts, behind those that are repeated. A final chunk samples one token, except
-    in a recompute, where the known tail is the next input. reached: [B], the positions that need a page."""
-    pending = np.full(len(plan.sequences), PENDING, np.int32)
-    n_decodes, bindings, following = plan.n_decodes, list[RowBinding](), pending.copy()
-    drafts = plan.drafts or [()] * n_decodes
-    decoded = chain.from_iterable(
-        (*_before_drafts(plan.sequences[i], starts[i], lengths[i] - len(drafts[i])), *drafts[i])
-        for i in range(n_decodes)
-    )
-    inputs = [np.fromiter(decoded, np.int32)]
-    for i, seq in enumerate(plan.chunks, n_decodes):
+    """A batch of any operations. reached: [B], the positions that need a page."""
+    token_ids, outputs = _decoded(plan, starts[: plan.n_decodes], lengths[: plan.n_decodes])
+    if not plan.n_chunks:
+        pending, pages = _constant(len(rows), PENDING), page_updates(table, rows, starts, reached, _constant(0, 0))
+        images = _images(plan, starts, lengths)
+        return StepBatch(plan.kind, rows, starts, lengths, token_ids, outputs, pending, [], pages, **images)
+    pending = np.full(len(rows), PENDING, np.int32)
+    bindings, following, inputs = list[RowBinding](), pending.copy(), [token_ids]
+    for i, seq in enumerate(plan.chunks, plan.n_decodes):
         start, end = int(starts[i]), int(starts[i] + lengths[i])
         inputs.append(seq.tokens(start, end))
         if start == seq.reused:
@@ -200,7 +197,7 @@ def _ragged_batch(
         starts=starts,
         lengths=lengths,
         token_ids=np.concatenate(inputs),
-        outputs=np.array([seq.newest.max_yield for seq in plan.sequences], np.int32),
+        outputs=np.append(outputs, np.array([seq.newest.max_yield for seq in plan.chunks], np.int32)),
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, reached, bound_rows),
@@ -213,9 +210,22 @@ def _ragged_batch(
     )
 
 
-def _before_drafts(seq: ScheduledSequence, start: int, n: int) -> Sequence[int]:
-    """The inputs of a decode or verification before its drafts."""
-    return (PENDING,) if n == 1 else seq.tokens(int(start), int(start) + int(n)).tolist()
+def _decoded(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """The inputs of decodes and verifications, and how many tokens each of these samples. The inputs are the
+    pending token and its drafts, behind those that are repeated. starts, lengths: of each."""
+    token_ids = np.full(int(lengths.sum()), PENDING, np.int32)
+    if plan.drafts is None:
+        n_drafts = np.zeros(len(lengths), np.int32)
+    else:
+        n_drafts = np.fromiter(map(len, plan.drafts[: len(lengths)]), np.int32, len(lengths))
+        ends = lengths.cumsum()
+        at = ragged_arange(ends - n_drafts, n_drafts)
+        token_ids[at] = np.fromiter(chain.from_iterable(plan.drafts), np.int32, len(at))
+    for i in np.flatnonzero(lengths - n_drafts > 1).tolist():
+        start, n = int(starts[i]), int(lengths[i] - n_drafts[i])
+        first = int(lengths[:i].sum())
+        token_ids[first : first + n] = plan.sequences[i].tokens(start, start + n)
+    return token_ids, n_drafts + 1
 
 
 def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> ScoredTokens | None:

@@ -94,9 +94,11 @@ class ScheduledSequence(SchedulableSequence):
     rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
     `rotary_offset`. `tiered`, `chunk_keys`, `n_copied`, `load`: see `kv_tier.TieredSequence`.
     `scored`: the number of tokens of the prompt whose log-probabilities are delivered or on
-    their way. Times (`*_s`) are seconds of `time.perf_counter`."""
+    their way. `draft_tokens`, `accepted_draft_tokens`: of its verifications. Times (`*_s`) are seconds of
+    `time.perf_counter`."""
 
     __slots__ = (
+        "accepted_draft_tokens",
         "adapter_key",
         "adapter_slot",
         "arrival_s",
@@ -104,6 +106,7 @@ class ScheduledSequence(SchedulableSequence):
         "cached_prompt_tokens",
         "chunk_keys",
         "constraint",
+        "draft_tokens",
         "drafter",
         "expected_reuse",
         "features",
@@ -165,7 +168,7 @@ class ScheduledSequence(SchedulableSequence):
         if self.wants_scores:  # it may reuse only what it has computed itself, and has scored by then
             own = f"{request.salt} scores of {arrival.number}, request {request.request_id}"
             self.namespace = replace(self.namespace, salt=own)
-        self.adapter_slot = 0
+        self.adapter_slot = self.draft_tokens = self.accepted_draft_tokens = 0
         self.preempting = self.suspect = False
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None

@@ -287,6 +287,8 @@ class Scheduler:
                             seq.apply(fresh)
                             if sampled > 1:
                                 state.counters.speculation.record(sampled - 1, len(fresh) - 1)
+                                seq.draft_tokens += sampled - 1
+                                seq.accepted_draft_tokens += len(fresh) - 1
                         n_applied += 0 if seq.request.pooled else len(fresh)
                         if seq.first_token_s is None:
                             seq.first_token_s = now

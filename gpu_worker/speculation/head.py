@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, held, worthwhile
 
 TRIED = 16
 """A sequence that is worth no draft has one made for each so many of its tokens."""
@@ -48,12 +48,14 @@ class HeadDrafter:
     def offer(self, drafts: Sequence[int]) -> None:
         self._drafts = drafts
 
-    def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int]:
-        count = min(count, self.worth(price))
+    def propose(self, count: int, launched: Launched | None = None) -> Sequence[int]:
         return self._drafts[:count] if launched is None else self._unseen[: min(count, launched.made)]
 
     def worth(self, price: float) -> int:
         return worthwhile(self.trust, price)
+
+    def expects(self, n: int) -> float:
+        return held(self.trust, n)
 
     def wanted(self, count: int, price: float) -> int:
         is_tried = price < 1 and self._n_tokens % TRIED == 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, behind, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, behind, held, worthwhile
 
 SURE = 0.9
 """The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
@@ -61,20 +61,20 @@ class NgramDrafter:
                 self.trust += LATEST * ((own[start] == token) - self.trust)
             own.append(int(token))
 
-    def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int] | None:
-        most = self.worth(price)
-        if not most:
-            return ()
+    def propose(self, count: int, launched: Launched | None = None) -> Sequence[int] | None:
         if launched is None:
-            return self.guess(min(count, most))
+            return self.guess(count)
         n: int = 1 + len(launched.drafts)
         drafts: Sequence[int] = ()
         if n <= self.worth(SURE):  # behind a wrong token all drafts are wrong
-            drafts = behind(launched.drafts, self.guess(min(n + count, most)), count)
+            drafts = behind(launched.drafts, self.guess(n + count), count)
         return drafts or (None if self.guess(1) else ())
 
     def worth(self, price: float) -> int:
         return worthwhile(self.trust, price)
+
+    def expects(self, n: int) -> float:
+        return held(self.trust, n)
 
     def wanted(self, count: int, price: float) -> int:
         return 0

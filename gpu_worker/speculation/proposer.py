@@ -33,6 +33,11 @@ def worthwhile(trust: float, price: float) -> int:
     return 0 if trust <= price else int(math.log(price) / math.log(min(trust, MOST_TRUST)))
 
 
+def held(trust: float, n: int) -> float:
+    """How many of n drafts are expected to be right, each with all before it."""
+    return sum([trust**i for i in range(1, n + 1)])
+
+
 class Launched(NamedTuple):
     """What is in flight of a sequence: the drafts that its newest step verifies, and how many the runtime makes
     behind that step."""
@@ -62,7 +67,10 @@ class Drafter(Protocol):
     def worth(self, price: float) -> int:
         """How many drafts would be worth this price: see `worthwhile`. With 0, nothing is proposed."""
 
-    def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int] | None:
+    def expects(self, n: int) -> float:
+        """How many of n drafts are expected to be right."""
+
+    def propose(self, count: int, launched: Launched | None = None) -> Sequence[int] | None:
         """At most `count` drafts; may be empty. Changes nothing: it may be called again before the next `extend`.
 
         launched None: drafts for the next tokens. Otherwise a step is in flight behind the last token: the

@@ -278,6 +278,8 @@ class TextThread:
                 tuple(output.prompt) if output.handle.request.sampling.prompt_logprobs is not None else None
             ),
             answer=output.answer(),
+            draft_tokens=seq.draft_tokens,
+            accepted_draft_tokens=seq.accepted_draft_tokens,
             **output.whole(),
         )
 

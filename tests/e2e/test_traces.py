@@ -207,6 +207,14 @@ def test_prompt_and_answer_if_a_setting_says_so(site: Site, collector: Collector
     assert (said["role"], said["parts"][0]["content"]) == ("assistant", text)
 
 
+def test_a_decode_says_how_many_drafts_were_right(site: Site, collector: Collector) -> None:
+    site.worker(**collector.environment, PETIOLE_SPECULATIVE_TOKENS="3")
+    site.get(site.generate(PROMPT, max_tokens=5))
+    [decode] = eventually(lambda: collector.spans("petiole.decode"), "the decode")
+    drafts = {name: n for name, n in decode.attributes.items() if name.endswith("draft_tokens")}
+    assert drafts == {"petiole.draft_tokens": 15, "petiole.accepted_draft_tokens": 5}
+
+
 @pytest.mark.parametrize(
     "variables",
     [

@@ -318,4 +318,6 @@ class FakeEngine:
             usage=Usage(len(str(row.handle.request.prompt).split()), 0, len(row.tokens)),
             timing=Timing(0.0, 0.0, None, (now - row.arrived) * 1000),
             model=self.limits.model,
+            draft_tokens=self.config.speculative_tokens * len(row.tokens),
+            accepted_draft_tokens=len(row.tokens) if self.config.speculative_tokens else 0,
         )

@@ -34,6 +34,7 @@ from petiole.gpu_worker.runtime.cuda.supported import has_kernel
 from petiole.gpu_worker.runtime.cuda.whole_texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
 from petiole.gpu_worker.runtime.step.verify import accept
+from tests.support import split_keys
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
@@ -309,9 +310,10 @@ def combined(y, pairs, shares):
 
 
 class _Wrapper:
-    """Attends from what its buffers hold when it runs, as a captured kernel does."""
+    """Attends from what its buffers hold when it runs, as a captured kernel does. A row whose keys are split comes
+    out wrong if its plan was for another number of them: see `split_keys`."""
 
-    causal = True
+    causal = use_tensor_cores = True
 
     def __init__(self, workspace, layout, backend):
         assert layout == "NHD"
@@ -369,7 +371,12 @@ class _Wrapper:
             if self.softcap:
                 scores = torch.tanh(scores / self.softcap) * self.softcap
             scores = scores.masked_fill(~mask, -math.inf)
-            outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
+            attended = (scores.softmax(-1) @ v).transpose(0, 1)
+            if self.split:
+                planned, tensor_cores = int(self.planned[row]), self.use_tensor_cores
+                agrees = split_keys.agree(planned, length, n, tensor_cores=tensor_cores)
+                attended = attended if agrees else torch.full_like(attended, math.nan)
+            outputs.append(attended)
             sums.append(scores.float().logsumexp(-1).t() / math.log(2))
             at += n
         out[at:] = math.nan  # what nobody asked for may hold anything
@@ -425,6 +432,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         assert int(last_page_len.min()) >= 1
         group = sizes[0] // sizes[1]
         assert self.use_tensor_cores or group in CUDA_CORE_GROUPS
+        self.planned, self.split = lengths, not disable_split_kv
         self._copy_later(self.indptr, indptr)
         self._copy_later(self.last_page_len, last_page_len)
         self._copy_later(self.indices[: len(indices)], indices)
@@ -491,6 +499,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         assert ((pages - 1) * sizes[-1] + last_page_len >= queries)[pages > 0].all(), "each query has a position"
         self._copy_later(self.indptr, indptr)
         self._copy_later(self.last_page_len, last_page_len)
+        self.planned, self.split = (pages - 1) * sizes[-1] + last_page_len, not disable_split_kv
         self._set(sizes, **settings)
 
     def run(self, q, pages, *, out, return_lse=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ class Bold(NgramDrafter):
     def worth(self, price: float) -> int:
         return 1024
 
+    def expects(self, n: int) -> float:
+        return math.inf
+
 
 class BoldProposer:
     def drafter(self, tokens: Sequence[int]) -> Bold:
@@ -38,6 +42,9 @@ class BoldHead(HeadDrafter):
 
     def worth(self, price: float) -> int:
         return 1024
+
+    def expects(self, n: int) -> float:
+        return math.inf
 
 
 class BoldHeadProposer(HeadProposer):

@@ -55,8 +55,8 @@ class ToyTokenizer:
 
 
 class ToyConstraint:
-    """Allows a third of the vocabulary, which third depending on the sum of all tokens so far; satisfied after
-    `length` tokens. `fail_at`: raises once so many tokens are consumed."""
+    """Allows a third of the vocabulary, which third depending on all tokens so far; satisfied after `length`
+    tokens. `fail_at`: raises once so many tokens are consumed."""
 
     def __init__(self, vocab_size: int, length: int, fail_at: int | None = None) -> None:
         self._vocab_size, self._length, self._fail_at = vocab_size, length, fail_at
@@ -67,7 +67,10 @@ class ToyConstraint:
         return len(self._tokens) >= self._length
 
     def allowed(self) -> list[int]:
-        return [v for v in range(self._vocab_size) if (v + sum(self._tokens)) % 3 == 1]
+        return [v for v in range(self._vocab_size) if self._allows(v)]
+
+    def _allows(self, token_id: int) -> bool:
+        return (token_id + sum(token // 3 for token in self._tokens)) % 3 == 1
 
     def fill_mask(self, out: Any) -> None:
         if self._fail_at is not None and len(self._tokens) >= self._fail_at:
@@ -77,7 +80,7 @@ class ToyConstraint:
         out[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def consume(self, token_id: int) -> bool:
-        if (token_id + sum(self._tokens)) % 3 != 1:
+        if not self._allows(token_id):
             return False
         self._tokens.append(token_id)
         return True

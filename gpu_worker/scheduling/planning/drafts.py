@@ -3,9 +3,9 @@
 Drafts end within the sequence's token budget, and before the next snapshot of its states, which a decode makes. Of
 an idle sequence they are cut where its constraint rejects one.
 
-A sequence waits for its steps in flight if it has drafts only once these are committed: where the runtime does not
-go ahead; if the drafts depend on tokens in flight that are too uncertain; and if the runtime makes them unseen, so
-that a constraint could not mask them."""
+Some sequences have drafts only once their steps in flight are committed: where the runtime does not go ahead; if
+the drafts depend on tokens in flight that are too uncertain; and if the runtime makes them unseen, so that a
+constraint could not mask them. Such a sequence waits if its drafts will bring more than that costs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.planning.candidates import Candidates
-from petiole.gpu_worker.scheduling.priorities.draft_price import DraftPrice
+from petiole.gpu_worker.scheduling.priorities.draft_price import DraftPrice, Price
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
-from petiole.gpu_worker.speculation import Drafter, Launched
-
-ALONE = 0.5
-"""The least price where a sequence waits for its verification: for as long, it has one step in flight, not two."""
+from petiole.gpu_worker.speculation import Launched
 
 
 class PlannedDrafts:
@@ -34,8 +31,7 @@ class PlannedDrafts:
         self._most, self._by_runtime = state.config.speculative_tokens, state.limits.drafts > 0
         table = state.manager.table
         self._states = table.states if isinstance(table, GroupedTable) else None
-        waits = not state.limits.goes_ahead and state.config.pipeline == "on"
-        self.price = DraftPrice(ALONE if waits else 0.0)
+        self.price = DraftPrice()
 
     def among(
         self, sequences: list[ScheduledSequence], pipeline: PipelineState[ScheduledSequence]
@@ -43,21 +39,17 @@ class PlannedDrafts:
         """The sequences that need not wait, and the drafts of each, which may be none. None: nobody has any, and
         nobody repeats inputs. Changes no sequence."""
         price = self.price.of(len(sequences))
-        asks = [self._asks(seq.drafter, price) for seq in sequences]
-        if not any(asks):
+        worth = [0 if seq.drafter is None else seq.drafter.worth(price.draft) for seq in sequences]
+        # Where there are states, a sequence may have to wait for a snapshot, and repeats what was rejected.
+        if self._states is None and not any(worth):
             return sequences, None
         launched = _launched(pipeline)
         found = [
-            (seq, self._of(seq, price, launched.get(seq)) if asking else ())
-            for seq, asking in zip(sequences, asks, strict=True)
+            (seq, self._of(seq, n, price, launched.get(seq)) if n or self._states is not None else ())
+            for seq, n in zip(sequences, worth, strict=True)
         ]
         going = [(seq, drafts) for seq, drafts in found if drafts is not None]
         return [seq for seq, _ in going], [drafts for _, drafts in going]
-
-    def _asks(self, drafter: Drafter | None, price: float) -> bool:
-        """Whether a sequence may have drafts. Where there are states, it may also have to wait for a snapshot, and
-        repeats inputs behind drafts that were rejected."""
-        return drafter is not None and (self._states is not None or drafter.worth(price) > 0)
 
     def behind(self, plan: StepPlan) -> StepPlan:
         """The plan with what the runtime is to draft behind it."""
@@ -67,11 +59,16 @@ class PlannedDrafts:
         ahead = [self._wanted(seq, price, len(own)) for seq, own in zip(plan.sequences, drafts, strict=True)]
         return replace(plan, ahead=ahead)
 
-    def _of(self, seq: ScheduledSequence, price: float, launched: Launched | None) -> Sequence[int] | None:
-        """The drafts of a sequence that asks for some. None: it waits. launched: see `Drafter.propose`."""
-        assert seq.drafter is not None
-        room = min(self._most - seq.n_repeated, seq.remaining_tokens - 1)
+    def _of(
+        self, seq: ScheduledSequence, worth: int, price: Price, launched: Launched | None
+    ) -> Sequence[int] | None:
+        """The drafts of a sequence, at most as many as are worth their price. None: it waits. launched: see
+        `Drafter.propose`."""
+        if seq.drafter is None:
+            return ()
+        room = min(worth, self._most, seq.remaining_tokens - 1)
         if self._states is not None:
+            room = min(room, self._most - seq.n_repeated)
             last = self._states.before_next(seq.scheduled_position - seq.in_doubt)
             if last is not None:
                 room = min(room, last - seq.scheduled_position - seq.n_repeated - 1)
@@ -80,23 +77,31 @@ class PlannedDrafts:
         if room <= 0:
             return ()
         try:
-            drafts = seq.drafter.propose(room, price, None if seq.is_idle else launched)
             if seq.is_idle:
+                drafts = seq.drafter.propose(room)
                 assert drafts is not None, "nothing is in flight"
                 return drafts if seq.constraint is None else drafts[: _allowed(seq.constraint, drafts)]
+            drafts = seq.drafter.propose(room, launched)
+            if drafts is None or (drafts and self._needs_commit(seq)):
+                return None if price.pays(seq.drafter.expects(room), room) else ()
+            return drafts
         except Exception as error:
             self._candidates.fails(seq, error)
             return ()
-        unmasked = seq.constraint is not None and self._by_runtime
-        return None if drafts and (unmasked or not seq.goes_ahead) else drafts
 
-    def _wanted(self, seq: ScheduledSequence, price: float, n_drafts: int) -> int:
+    def _needs_commit(self, seq: ScheduledSequence) -> bool:
+        """Whether drafts of the sequence follow what is committed alone."""
+        return not seq.goes_ahead or (self._by_runtime and seq.constraint is not None)
+
+    def _wanted(self, seq: ScheduledSequence, price: Price, n_drafts: int) -> int:
         """See `Drafter.wanted`. The next step verifies none of them if its first token is the last one."""
         room = min(self._most, seq.remaining_tokens - n_drafts - 2)
         if seq.drafter is None or room <= 0:
             return 0
         try:
-            return seq.drafter.wanted(room, price)
+            n = seq.drafter.wanted(room, price.draft)
+            waits = self._needs_commit(seq)
+            return n if not waits or price.pays(seq.drafter.expects(n), n) else 0
         except Exception as error:
             self._candidates.fails(seq, error)
             return 0

@@ -268,6 +268,9 @@ class StepBudget:
         return any(self.limits(seq) for seq in plan.members)
 
     def on_launch(self, plan: StepPlan) -> None:
+        if self.lowest is None:
+            self._launched_alone = False
+            return
         limited, shared = self._is_limited(plan), self._shares(plan)
         self._turn += limited
         self._launched_alone = limited and not shared

@@ -1,11 +1,17 @@
-"""What a draft costs: how many tokens the engine makes in the time by which one draft lengthens a step.
+"""What drafts cost: how many tokens the engine makes in the time that they take.
 
 A step of n sequences yields n tokens in s seconds. A draft that lengthens it by c seconds costs c * n / s tokens.
 It brings one token if it holds. So it is worth it if it holds with a probability above its price. With many
 sequences on a CPU a step takes as much longer as it has more inputs. Then the price nears 1, and hardly any draft
-is worth it."""
+is worth it.
+
+A sequence may have to wait for its steps in flight before it has drafts. Beside others it misses a step: it costs
+a token, less what the step saves without it. A sequence alone costs the time between two steps, in which the
+device idles."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from petiole.gpu_worker.scheduling.batching import StepPayload
 from petiole.gpu_worker.scheduling.priorities.budget import StepLoad, StepTimes
@@ -20,24 +26,42 @@ that they have become cheaper."""
 MEASURED = 16
 """One step in so many is measured, and those in which drafts are tried. To measure it costs the host something."""
 
+LATEST = 1 / 8
+"""The weight of the latest wait in their average."""
+
+
+class Price(NamedTuple):
+    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known."""
+
+    draft: float
+    wait: float
+
+    def pays(self, expected: float, n: int) -> bool:
+        """Whether it pays to wait for n drafts, of which so many are expected to hold."""
+        return expected > n * self.draft + self.wait
+
 
 class DraftPrice:
-    """The price by the seconds of the last steps. least: no price is below it."""
+    """The price by the seconds of the last steps."""
 
-    def __init__(self, least: float) -> None:
-        self._least = max(least, LEAST)
+    def __init__(self) -> None:
         self._times, self._n, self._context, self._completed_s = StepTimes(), 0, 0, 0.0
+        self._idle_s = 0.0
 
-    def of(self, n_sequences: int) -> float:
-        """The price of a draft in a step of so many sequences."""
+    def of(self, n_sequences: int) -> Price:
+        """The price in a step of so many sequences."""
         costs = self._times.costs
         seconds = self._times.seconds(StepLoad(n_sequences, n_sequences, self._context))
         if seconds <= 0 or self._tries:
-            return self._least
-        return max(self._least, (costs.row + costs.position) * n_sequences / seconds)
+            return Price(LEAST, 0.0)
+        draft = (costs.row + costs.position) * n_sequences / seconds
+        wait = self._idle_s / seconds if n_sequences == 1 else 1 - min(1.0, draft)
+        return Price(max(LEAST, draft), wait)
 
     def on_commit(self, payload: StepPayload, now: float) -> None:
         """Measure the step: it began when it was launched or when the step before it was completed."""
+        if payload.plan.drafts is not None and (idle_s := payload.launched_s - self._completed_s) > 0:
+            self._idle_s += LATEST * (idle_s - self._idle_s)
         if payload.plan.sequences and (self._tries or self._n % MEASURED == 0):
             load, seconds = StepLoad.of(payload), now - max(payload.launched_s, self._completed_s)
             self._times.observe(load, seconds)

@@ -6,7 +6,7 @@
     │   ├── petiole.prepare   until the prompt is tokenized
     │   ├── petiole.wait      until it has a place
     │   ├── petiole.prefill   until the first token
-    │   └── petiole.decode    until the last, with counts
+    │   └── petiole.decode    until the last, with counts of deltas and drafts
     └── chat MODEL          attempt 2, with a link to attempt 1
 
 Until its end an attempt only notes times. A worker that is killed cannot end its span. So the attempt that follows
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
 
+    from petiole.gpu_worker.request import Result
+
 logger = logging.getLogger(__name__)
 
 PROVIDER = "petiole"
@@ -51,6 +53,8 @@ _USED = {
     "reasoning_tokens": "reasoning.output_tokens",
 }
 """`gen_ai.usage.*`, by the fields of a result's `usage`."""
+_DRAFTS = "draft_tokens", "accepted_draft_tokens"
+"""`petiole.*` of the decode, if there were any drafts."""
 
 
 P = ParamSpec("P")
@@ -83,6 +87,7 @@ class AttemptSpans:
         self._tracer, self._span, self._parent = tracer, span, parent
         self._delivery, self._model, self._taken_ns = delivery, model, taken_ns
         self._attributes: dict[str, Any] = {}
+        self._drafts: dict[str, int] = {}
         self._content = self._marked = False
         self.traceparent = carried.of_context(span.get_span_context())["traceparent"]
         self.submitted_ns = self.prepared_ns = self.admitted_ns = self.first_ns = self.ended_ns = 0
@@ -172,6 +177,12 @@ class AttemptSpans:
         if not self.first_ns:
             self.first_ns = time.time_ns()
 
+    def generated(self, result: Result | None) -> None:
+        """The engine has ended the request. `result`: None after an error."""
+        self.ended_ns = time.time_ns()
+        if result is not None and result.draft_tokens:
+            self._drafts = {f"petiole.{name}": getattr(result, name) for name in _DRAFTS}
+
     # ------------------------------------------------------------ the end
 
     @property
@@ -189,7 +200,7 @@ class AttemptSpans:
         within = set_span_in_context(span)
         usage = {} if outcome is None or outcome.result is None else outcome.result.get("usage") or {}
         for name, start_ns, end_ns in self._stages():
-            counts = {"petiole.deltas": self.deltas} if name == "petiole.decode" else None
+            counts = {"petiole.deltas": self.deltas, **self._drafts} if name == "petiole.decode" else None
             self._tracer.start_span(name, context=within, start_time=start_ns, attributes=counts).end(end_ns)
         known = self._attributes
         known |= {f"gen_ai.usage.{_USED[name]}": n for name, n in usage.items() if name in _USED and n is not None}

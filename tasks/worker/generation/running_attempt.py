@@ -103,7 +103,7 @@ class RunningAttempt:
 
     def _on_done(self, handle: Handle) -> None:
         if self.spans is not None:
-            self.spans.ended_ns = time.time_ns()
+            self.spans.generated(handle.result() if handle.error is None else None)
         self.guarded(lambda: self.post(self._end_of(handle)))
 
     def _end_of(self, handle: Handle) -> Event:

@@ -18,7 +18,7 @@ from petiole.gpu_worker import (
     SamplingParams,
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
-from petiole.gpu_worker.speculation import Launched, NgramProposer, SpeculationStats
+from petiole.gpu_worker.speculation import Launched, NgramDrafter, NgramProposer, SpeculationStats
 from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
@@ -187,7 +187,10 @@ def test_accepted_drafts_save_steps() -> None:
         def worth(self, price: float) -> int:
             return 8
 
-        def propose(self, count: int, price: float, launched: Launched | None = None) -> Sequence[int]:
+        def expects(self, n: int) -> float:
+            return 8
+
+        def propose(self, count: int, launched: Launched | None = None) -> Sequence[int]:
             verified = () if launched is None else launched.drafts
             guesses = self.answer[self.at : self.at + count + 1 + len(verified)]
             guesses = [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
@@ -208,6 +211,24 @@ def test_drafts_stop_at_eos_stops_and_caps() -> None:
     with toy_engine(speculative_tokens=6) as engine:
         answers = [Expected.of(result) for result in engine.generate(requests)]
     assert answers == [expected(r) for r in requests]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_stop_sequence_may_begin_in_one_verification_and_end_in_another(n: int) -> None:
+    free = request([1, 4, 13, 40, 25, 28, 37], 40, ignore_eos=True, request_id="free")
+    answer = expected(free).token_ids
+    stopped = [
+        request(
+            list(free.prompt or ()), 40, ignore_eos=True, stop_token_sequences=[answer[end - n : end], [end, end]],
+            min_tokens=end % 3 * 4, request_id=f"{end}",
+        )
+        for end in range(n, len(answer))
+    ]  # fmt: skip
+    for drafts in (1, 6):
+        with toy_engine(speculative_tokens=drafts) as engine:
+            answers = [Expected.of(result) for result in engine.generate(stopped)]
+            assert engine.stats()["accepted_draft_tokens"] > 0
+        assert answers == [expected(r) for r in stopped]
 
 
 def test_penalties_are_evaluated_for_each_draft_position() -> None:
@@ -232,6 +253,13 @@ def test_acceptance_is_logged_every_thousand_drafts(caplog: pytest.LogCaptureFix
     assert stats.mean_length == 1 + 1498 / 500
 
 
+def proposed(
+    drafter: NgramDrafter, count: int, price: float, launched: Launched | None = None
+) -> Sequence[int] | None:
+    """As many drafts as are worth this price."""
+    return drafter.propose(min(count, drafter.worth(price)), launched)
+
+
 @pytest.mark.parametrize(
     ("tokens", "count", "guess"),
     [
@@ -249,7 +277,7 @@ def test_acceptance_is_logged_every_thousand_drafts(caplog: pytest.LogCaptureFix
 def test_prompt_lookup(tokens: list[int], count: int, guess: list[int]) -> None:
     drafter = NgramProposer(2, 4).drafter(tokens)
     assert drafter.guess(count) == guess
-    proposals = [drafter.propose(count, PRICE) for _ in range(2)]
+    proposals = [proposed(drafter, count, PRICE) for _ in range(2)]
     assert proposals == [guess[: drafter.worth(PRICE)]] * 2, "changes nothing"
 
 
@@ -263,13 +291,13 @@ def test_the_index_grows_with_the_sequence() -> None:
 
 def test_lookup_proposes_as_much_as_has_held_lately() -> None:
     drafter = NgramProposer().drafter([1, 2, 3])
-    assert not drafter.propose(8, PRICE)
+    assert not proposed(drafter, 8, PRICE)
     drafter.extend([1, 2])
-    assert drafter.propose(8, PRICE) == [3], "it is tried"
-    assert not drafter.propose(8, 0.7), "where a draft costs more"
+    assert proposed(drafter, 8, PRICE) == [3], "it is tried"
+    assert not proposed(drafter, 8, 0.7), "where a draft costs more"
     drafter.extend([3, 1, 2] * 10)
-    assert drafter.propose(8, PRICE) == [3, 1, 2, 3, 1, 2, 3, 1]
-    assert not drafter.propose(8, 1)
+    assert proposed(drafter, 8, PRICE) == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert not proposed(drafter, 8, 1)
 
 
 def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_where_it_does() -> None:
@@ -278,19 +306,18 @@ def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_whe
         drafter.extend([1, 2, token])  # what came behind 1, 2 comes no more
     drafter.extend([1, 2])
     assert drafter.guess(1) == [11]
-    assert not drafter.propose(4, PRICE)
+    assert not proposed(drafter, 4, PRICE)
     drafter.extend([7, 8] * 12)
-    assert drafter.propose(4, PRICE) == [7, 8, 7, 8]
+    assert proposed(drafter, 4, PRICE) == [7, 8, 7, 8]
 
 
 def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
     drafter = BoldProposer().drafter([1, 2, 3, 1, 2, 3])
-    assert drafter.propose(4, PRICE) == [1, 2, 3, 1]
+    assert proposed(drafter, 4, PRICE) == [1, 2, 3, 1]
     behind_drafts = {(): [2, 3, 1], (1, 2): [1, 2, 3], (1, 9): [3, 1, 2], (9,): [2, 3, 1], (1, 2, 3, 1): [3, 1, 2]}
-    proposed = {drafts: drafter.propose(3, PRICE, Launched(drafts)) for drafts in behind_drafts}
-    assert proposed == behind_drafts
+    found = {drafts: proposed(drafter, 3, PRICE, Launched(drafts)) for drafts in behind_drafts}
+    assert found == behind_drafts
     cautious = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
     assert 0 < cautious.worth(PRICE) < 3
-    assert len(cautious.propose(3, PRICE) or ()) == cautious.worth(PRICE)
-    assert cautious.propose(3, PRICE, Launched((1, 2))) is None, "too much of what they follow is uncertain"
-    assert cautious.propose(3, 1, Launched((1, 2))) == (), "it would have none later, either"
+    assert len(proposed(cautious, 3, PRICE) or ()) == cautious.worth(PRICE)
+    assert proposed(cautious, 3, PRICE, Launched((1, 2))) is None, "too much of what they follow is uncertain"

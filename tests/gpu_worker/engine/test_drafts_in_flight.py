@@ -16,9 +16,12 @@ from petiole.gpu_worker.runtime.interface import DRAFTED, StepBatch
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.outcomes import Operation
+from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
+from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Launched, NgramProposer
 from tests.support.toy_engine import Bold, BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
+from tests.support.toy_text import ToyConstraint
 
 K = 6
 REQUESTS = [
@@ -38,6 +41,9 @@ CONSTRAINED = [
         [1 + i, 2, 3], 20, constraint=Constraint("regex", 6 + i), temperature=0.8 * (i % 2), request_id=f"c{i}"
     )
     for i in range(4)
+]
+STOPPED = [
+    request([1, 4, 13, 40, 25, 28, 37], 80, stop_token_ids=[end], request_id=f"s{end}") for end in range(20)
 ]
 WINDOWS = {"windows": [WindowPages(7, 250)]}
 STATES = {"snapshots": 20}
@@ -94,7 +100,10 @@ class Watched:
     def _agree(engine: Engine, asked: Sequence[Any]) -> bool:
         engine.start()
         try:
-            return [Expected.of(result) for result in engine.generate(asked)] == [expected(r) for r in asked]
+            results = engine.generate(asked)
+            for name in ("draft_tokens", "accepted_draft_tokens"):
+                assert sum(getattr(result, name) for result in results) == engine.stats()[name], name
+            return [Expected.of(result) for result in results] == [expected(r) for r in asked]
         except (AssertionError, EngineError):
             return False
         finally:
@@ -172,7 +181,13 @@ def test_two_verifications_fit_into_the_smallest_pool_of_a_window(by: str, machi
 # ---------------------------------------------------------------- each rule, broken
 
 
-TRIM = KVAllocation.trim
+def one_mask(state: ToyConstraint, drafts: Sequence[int], out: np.ndarray) -> None:
+    """In place of the mask behind each prefix of the drafts, the first one everywhere."""
+    state.fill_mask(out[0])
+    out[1:] = out[0]
+
+
+TRIM, CUT = KVAllocation.trim, StopRules.cut
 BROKEN: dict[str, tuple[Any, str, Any, dict[str, Any], Sequence[Any]]] = {
     "rows in doubt are not told": (SchedulableSequence, "in_doubt", 0, {}, REQUESTS),
     "an operation does not grow": (Operation, "_replace", lambda op, **_: op, STATES, REQUESTS),
@@ -191,16 +206,38 @@ BROKEN: dict[str, tuple[Any, str, Any, dict[str, Any], Sequence[Any]]] = {
         REQUESTS,
     ),
     "masks do not wait": (masks, "awaiting_commit", lambda *_: [], {}, CONSTRAINED),
+    "masks do not follow the drafts": (masks, "fill_draft_masks", one_mask, {}, CONSTRAINED),
+    "what follows an end is kept": (
+        StopRules,
+        "cut",
+        lambda self, generated, fresh: (len(fresh), CUT(self, generated, fresh)[1]),
+        {},
+        STOPPED,
+    ),
 }
 
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, instead, machine, asked = BROKEN[rule]
-    by = "ngram" if asked is CONSTRAINED else "runtime"
+    by = "host" if asked is CONSTRAINED else "runtime"
     assert Watched(by, 0.7, asked, **machine).agrees
     monkeypatch.setattr(owner, name, instead)
     assert not Watched(by, 0.7, asked, **machine).agrees
+
+
+def test_windows_slide_to_where_rows_may_begin_at_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = EngineConfig(chunk_size=1, speculative_tokens=K).longest_step
+    windows = [WindowPages(7, 1 + most_pages(7, 1, longest))]
+
+    def agrees() -> bool:
+        asked = [request([3, 4], 80, ignore_eos=True)]
+        return Watched("runtime", 0.3, asked, {"chunk_size": 1}, windows=windows).agrees
+
+    assert agrees()
+    upmost = staticmethod(lambda table, batch: table.slide(batch.rows, batch.starts + batch.certain))
+    monkeypatch.setattr(Scheduler, "_slide", upmost)
+    assert not agrees()
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -249,6 +286,6 @@ def _rest(engine: Engine) -> None:
 @pytest.mark.parametrize("count", [3, 9, 10, 16])
 def test_prompt_lookup_goes_ahead_of_as_many_tokens_as_it_is_sure_of(count: int) -> None:
     drafter = NgramProposer().drafter([1, 2, 3, 4, 5] * 200)
-    launched = drafter.propose(count, 0.5)
+    launched = drafter.propose(count)
     assert launched is not None
-    assert len(launched) == len(drafter.propose(count, 0.5, Launched(launched)) or ()) == count
+    assert len(launched) == len(drafter.propose(count, Launched(launched)) or ()) == count

@@ -83,7 +83,10 @@ class FaultyDrafter:
     def worth(self, price: float) -> int:
         return 8
 
-    def propose(self, count: int, price: float, launched: Launched | None = None) -> list[int]:
+    def expects(self, n: int) -> float:
+        return 8
+
+    def propose(self, count: int, launched: Launched | None = None) -> list[int]:
         if self.fails == "asked" and launched is not None:
             raise RuntimeError("a broken draft model")
         return []

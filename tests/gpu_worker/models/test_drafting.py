@@ -16,6 +16,7 @@ from torch import Tensor
 from bench.harness.driver import Driver
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.runtime.cpu.head import StepHead
 from petiole.gpu_worker.runtime.sizing import Sizes, sizes_of
 from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
@@ -118,6 +119,10 @@ def test_the_head_drafts_what_transformers_compute(family: str, headed: Any, ope
     compare(driver.prefill([sequence, other]))
     for _ in range(3):
         compare(driver.decode([sequence, other]))
+    driver.ahead = 0
+    driver.decode([sequence, other])
+    driver.ahead = 3
+    compare(driver.decode([sequence, other]))
     known = torch.tensor([[*sequence.prompt, *sequence.output]])
     right = int(reference.model(known).logits[0, -1].argmax())
     output = driver.verify([sequence, other], [[right], [0]])
@@ -125,6 +130,29 @@ def test_the_head_drafts_what_transformers_compute(family: str, headed: Any, ope
     compare(output)
     compare(driver.verify([sequence, other], [[1], []]))
     compare(driver.decode([sequence, other]))
+
+
+def test_a_head_that_misses_steps_drafts_something_else(
+    headed: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken on purpose: steps behind which nothing is drafted leave no keys and values of the head."""
+    folder, reference = headed("qwen3.5")
+    first, drafted = StepHead.first, list[list[int]]()
+    for missing in (False, True):
+        driver = Driver(open_runtime(folder, speculative_tokens=3))
+        sequence, driver.ahead = driver.sequence([5, 17, 200, 33, 91, 7, 8]), 0
+        if missing:
+            monkeypatch.setattr(
+                StepHead,
+                "first",
+                lambda self, following, at: first(self, following, at) if len(at) else torch.empty(0),
+            )
+        driver.prefill([sequence])
+        driver.decode([sequence])
+        driver.ahead = 3
+        drafted.append(driver.decode([sequence]).drafts[0].tolist())
+    right = reference.drafts([*sequence.prompt, *sequence.output], 3)
+    assert drafted[0] == right != drafted[1]
 
 
 def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(

@@ -46,7 +46,10 @@ class Guesses:
         def worth(self, price: float) -> int:
             return 8
 
-        def propose(self, count: int, price: float, launched: Launched | None = None) -> list[int]:
+        def expects(self, n: int) -> float:
+            return 8
+
+        def propose(self, count: int, launched: Launched | None = None) -> list[int]:
             if launched is None:
                 return self.guess(count)
             return list(behind(launched.drafts, self.guess(1 + len(launched.drafts) + count), count))

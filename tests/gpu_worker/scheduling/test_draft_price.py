@@ -9,24 +9,30 @@ import numpy as np
 import pytest
 
 from petiole.gpu_worker.scheduling.batching import StepPayload
-from petiole.gpu_worker.scheduling.priorities.draft_price import LEAST, TRIED, TRIED_OF, DraftPrice
+from petiole.gpu_worker.scheduling.priorities.draft_price import LEAST, TRIED, TRIED_OF, DraftPrice, Price
 from petiole.gpu_worker.speculation import HeadDrafter, Launched
 from petiole.gpu_worker.speculation.head import TRIED as TRIED_TOKENS
-from petiole.gpu_worker.speculation.proposer import worthwhile
+from petiole.gpu_worker.speculation.proposer import held, worthwhile
 
 
 def payload(rows: int, drafts: int, at: float) -> StepPayload:
     lengths = np.full(rows, 1 + drafts)
     batch = SimpleNamespace(starts=np.full(rows, 50), outputs=lengths, lengths=lengths, size=rows)
-    plan = SimpleNamespace(lengths=lengths if drafts else None, n_chunks=0, sequences=[None] * rows)
+    plan = SimpleNamespace(
+        lengths=lengths if drafts else None,
+        drafts=[[7] * drafts] * rows if drafts else None,
+        n_chunks=0,
+        sequences=[None] * rows,
+    )
     return cast(Any, SimpleNamespace(batch=batch, plan=plan, launched_s=at))
 
 
-def measured(step_s: float, position_s: float, least: float = 0.0) -> DraftPrice:
-    """Steps of 1 to 8 rows with 0 to 3 drafts each, on such a device."""
-    price, now = DraftPrice(least), 0.0
+def measured(step_s: float, position_s: float, idle_s: float = 0.0) -> DraftPrice:
+    """Steps of 1 to 8 rows with 0 to 3 drafts each, on such a device. It idles before each with drafts."""
+    price, now = DraftPrice(), 0.0
     for i in range(16 * TRIED_OF + TRIED + 1):
         rows, drafts = 1 + i // 16 % 8, i // 16 % 4
+        now += idle_s * (drafts > 0)
         step = payload(rows, drafts, now)
         now += step_s + position_s * rows * (1 + drafts)
         price.on_commit(step, now)
@@ -35,19 +41,36 @@ def measured(step_s: float, position_s: float, least: float = 0.0) -> DraftPrice
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_the_price_is_the_share_of_a_step_by_which_a_draft_for_each_row_lengthens_it(rows: int) -> None:
-    price = measured(0.008, 0.001).of(rows)
+    price = measured(0.008, 0.001).of(rows).draft
     assert price == pytest.approx(max(LEAST, rows / (8 + rows)), rel=0.05)
 
 
 def test_where_positions_cost_nothing_a_draft_costs_the_least() -> None:
-    assert measured(0.007, 0.0).of(64) == LEAST
-    assert measured(0.007, 0.0, least=0.5).of(64) == 0.5
+    assert measured(0.007, 0.0).of(64).draft == LEAST
+
+
+def test_a_sequence_alone_waits_as_long_as_the_device_idles() -> None:
+    assert measured(0.008, 0.001, idle_s=0.003).of(1).wait == pytest.approx(3 / 9, rel=0.05)
+    assert measured(0.008, 0.001).of(1).wait == 0
+
+
+def test_a_sequence_that_waits_misses_a_step_of_the_others() -> None:
+    """It costs a token, less what the others' step saves."""
+    assert measured(0.008, 0.001, idle_s=0.003).of(8).wait == pytest.approx(1 - 8 / 16, rel=0.05)
+    assert measured(0.0, 0.001).of(8).wait == pytest.approx(0, abs=0.05)
+
+
+def test_it_pays_to_wait_for_drafts_that_bring_more_than_they_cost() -> None:
+    price = Price(draft=0.25, wait=0.5)
+    assert price.pays(held(0.9, 2), 2)
+    assert not price.pays(held(0.6, 2), 2)
+    assert Price(draft=0.25, wait=0.2).pays(held(0.6, 2), 2)
 
 
 def test_drafts_are_tried_again_where_they_were_too_dear() -> None:
     price, now, prices = measured(0.0, 0.001), 100.0, []
     for _ in range(TRIED_OF):
-        prices.append(price.of(4))
+        prices.append(price.of(4).draft)
         price.on_commit(payload(4, 0, now), now + 0.004)
         now += 0.004
     assert prices.count(LEAST) == TRIED
@@ -69,11 +92,11 @@ def test_a_head_drafts_as_many_tokens_as_its_last_ones_let_expect() -> None:
         drafter.offer([1, 2, 3])
         drafter.extend([1, 2, 3, 4])
     assert drafter.wanted(4, 0.25) == 4
-    assert drafter.propose(4, 0.25) == ()
-    assert drafter.propose(4, 0.25, Launched((), made=3)) == [-3] * 3
+    assert drafter.propose(4) == ()
+    assert drafter.propose(4, Launched((), made=3)) == [-3] * 3
     drafter.offer([5, 6, 7, 8])
-    assert drafter.propose(3, 0.25) == [5, 6, 7]
-    assert drafter.propose(3, 1.0) == []
+    assert drafter.propose(3) == [5, 6, 7]
+    assert drafter.worth(1.0) == 0
 
 
 def test_a_head_that_was_wrong_is_tried_now_and_then() -> None:

@@ -34,8 +34,11 @@ class Guesses:
     def worth(self, price: float) -> int:
         return 8
 
-    def propose(self, most: int, price: float, launched: Launched | None = None) -> Sequence[int]:
-        return [9, 9, 9][:most]
+    def expects(self, n: int) -> float:
+        return 8
+
+    def propose(self, count: int, launched: Launched | None = None) -> Sequence[int]:
+        return [9, 9, 9][:count]
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from petiole.gpu_worker.runtime.cpu.native.draw import draw as compiled_draw
 from petiole.gpu_worker.runtime.device.device import packed, unpacked
 from petiole.gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step import rows
-from petiole.gpu_worker.runtime.step.inputs import lay_out
+from petiole.gpu_worker.runtime.step.inputs import StepStates, lay_out
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from petiole.gpu_worker.runtime.step.rows import RowStates, sampled_with
+from petiole.gpu_worker.runtime.step.sampler import OutputSampler
 from petiole.gpu_worker.runtime.step.sampling import apply_bits, apply_penalties, bar
 from petiole.gpu_worker.runtime.step.verify import accept
 
@@ -393,3 +394,56 @@ def test_a_row_takes_its_drafts_up_to_and_with_the_first_that_differs(rows_of):
     assert shown.tolist() == tokens.tolist()
     assert accepted.tolist() == expected
     assert states.pending.token_ids.tolist() == last.tolist()
+
+
+class Alike:
+    """A head that thinks as the model does: of the row at each place, the model's logits behind the next one."""
+
+    def __init__(self, logits):
+        self.logits, self.n = logits, 0
+
+    def first(self, following, at):
+        return self.logits[at, 0]
+
+    def again(self, token_ids, going):
+        self.n += 1
+        return self.logits[going, self.n]
+
+
+DRAWN = OutputSampler._drawn
+OTHERWISE = {
+    "as the tokens will be": DRAWN,
+    "with noise of other positions": lambda self, logits, plan, *more: DRAWN(
+        self, logits, replace(plan, positions=plan.positions + 1), *more
+    ),
+    "without penalties": lambda self, logits, plan, *more: DRAWN(
+        self, logits, replace(plan, uses=plan.uses & ~rows.Uses.PENALTIES), *more
+    ),
+    "the likeliest": lambda self, logits, plan, *more: logits.argmax(-1),
+}
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_a_head_that_thinks_alike_drafts_the_tokens_that_are_drawn(how, monkeypatch):
+    monkeypatch.setattr(OutputSampler, "_drawn", OTHERWISE[how])
+    n, k, vocab = 40, 3, 50
+    places = list(range(1, n + 1))
+    states = RowStates(n + 1, vocab, torch.device("cpu"), n_drafts=k)
+    sampler = OutputSampler(states, lambda arrays: [torch.from_numpy(array) for array in arrays], choose, accept)
+    for row in places:
+        filters = {"top_k": 8} if row % 3 == 0 else {"top_p": 0.9} if row % 3 == 1 else {}
+        binding = bind(row, SamplingParams(temperature=0.9, frequency_penalty=2.0, **filters), seed=row)
+        states.bind([binding])
+        states.apply_bindings([binding])
+    logits = torch.randn(n, k + 2, vocab)
+
+    def sampled(step, given, head=None):
+        made = sampler.sample(planned(states, step), step, StepStates(lambda: given, head=head), None)
+        return {name: tensor.tolist() for name, tensor in made.items()}
+
+    first = replace(batch(places, [9] * n), ahead=np.full(n, k, np.int32))
+    drafts = sampled(first, logits[:, 0], Alike(logits[:, 1:]))["drafts"]
+    inputs = [token for own in drafts for token in (PENDING, *own)]
+    step = replace(batch(places, [10] * n, [1 + k] * n, inputs), kind="verify")
+    accepted = sampled(step, logits[:, 1:].reshape(-1, vocab))["accepted"]
+    assert (accepted == [1 + k] * n) == (how == "as the tokens will be")
