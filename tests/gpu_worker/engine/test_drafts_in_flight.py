@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petiole.cache import KVAllocation, WindowPages, most_pages
+from petiole.cache import GroupedTable, KVAllocation, WindowPages, most_pages
 from petiole.cache.groups import recurrent_states
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, EngineError, Request
 from petiole.gpu_worker.runtime.interface import DRAFTED, StepBatch
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.outcomes import Operation
-from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Launched, NgramProposer
@@ -227,17 +226,21 @@ def test_a_broken_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_windows_slide_to_where_rows_may_begin_at_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = EngineConfig(chunk_size=1, speculative_tokens=K).longest_step
-    windows = [WindowPages(7, 1 + most_pages(7, 1, longest))]
+    """All drafts of the step, and of the one before it, may be rejected."""
+    slide, slid = GroupedTable.slide, list[np.ndarray]()
 
-    def agrees() -> bool:
-        asked = [request([3, 4], 80, ignore_eos=True)]
-        return Watched("runtime", 0.3, asked, {"chunk_size": 1}, windows=windows).agrees
+    def sliding(self: GroupedTable, rows: np.ndarray, starts: np.ndarray) -> None:
+        slid.append(starts)
+        slide(self, rows, starts)
 
-    assert agrees()
-    upmost = staticmethod(lambda table, batch: table.slide(batch.rows, batch.starts + batch.certain))
-    monkeypatch.setattr(Scheduler, "_slide", upmost)
-    assert not agrees()
+    monkeypatch.setattr(GroupedTable, "slide", sliding)
+    found = Watched("runtime", 0.7, REQUESTS, **WINDOWS)
+    assert found.agrees
+    assert found.in_doubt
+    for batch, starts in zip(found.batches, slid, strict=True):
+        doubt = 0 if batch.in_doubt is None else batch.in_doubt
+        rejected = np.maximum(batch.outputs - 1, 0)
+        assert (starts == batch.starts - doubt + batch.lengths - rejected).all()
 
 
 @pytest.mark.parametrize("waits", [True, False])
