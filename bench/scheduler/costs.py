@@ -22,7 +22,7 @@ from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled_sequence import Arrival, Followers, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import StopRules
-from petiole.gpu_worker.speculation.ngram import NgramDrafter
+from petiole.gpu_worker.speculation import NgramDrafter, Price
 
 PROMPT_TOKENS, DRAFTS = 100, 5
 MARK_US = 4.0
@@ -32,7 +32,7 @@ TARGET_MS = 1.0
 class Sure(NgramDrafter):
     """Drafts whatever a draft costs: here that is all that a step costs."""
 
-    def worth(self, price: float) -> int:
+    def worth(self, price: Price, *, in_flight: bool) -> int:
         return 2 * (1 + DRAFTS)
 
 

@@ -296,7 +296,7 @@ class Scheduler:
                         if finish is not None:
                             state.finalize(seq, finish)
                         elif seq.drafter is not None:
-                            self._extend(seq, fresh, drafted)
+                            self._extend(seq, fresh, sampled - 1, drafted)
                 if seq.preempting:
                     state.settle(seq)
             except Exception as error:
@@ -353,10 +353,12 @@ class Scheduler:
         seq.discard()
         self.state.settle(seq)
 
-    def _extend(self, seq: ScheduledSequence, fresh: list[int], drafted: Sequence[int]) -> None:
+    def _extend(
+        self, seq: ScheduledSequence, fresh: list[int], n_drafts: int, drafted: Sequence[int]
+    ) -> None:
         assert seq.drafter is not None
         try:
-            seq.drafter.extend(fresh)
+            seq.drafter.extend(fresh, n_drafts)
             if drafted:
                 seq.drafter.offer(drafted)
         except Exception as error:

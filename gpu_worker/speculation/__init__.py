@@ -10,7 +10,7 @@ would have been sampled in its place. Preparation gives a sequence its drafter; 
 
 from petiole.gpu_worker.speculation.head import HeadDrafter, HeadProposer
 from petiole.gpu_worker.speculation.ngram import NgramDrafter, NgramProposer
-from petiole.gpu_worker.speculation.proposer import Drafter, Launched, Proposer, SpeculationStats
+from petiole.gpu_worker.speculation.proposer import Drafter, Launched, Price, Proposer, SpeculationStats
 
 __all__ = [
     "Drafter",
@@ -19,6 +19,7 @@ __all__ = [
     "Launched",
     "NgramDrafter",
     "NgramProposer",
+    "Price",
     "Proposer",
     "SpeculationStats",
 ]

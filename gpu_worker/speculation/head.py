@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, held, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, Price, held, worthwhile
 
 TRIED = 16
 """A sequence that is worth no draft has one made for each so many of its tokens."""
@@ -37,7 +37,7 @@ class HeadDrafter:
         self._n_tokens = 0
         self.trust = TRUST_AT_FIRST
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
         self._n_tokens += len(tokens)
         for draft, token in zip(self._drafts, tokens, strict=False):
             self.trust += LATEST * ((draft == token) - self.trust)
@@ -51,12 +51,12 @@ class HeadDrafter:
     def propose(self, count: int, launched: Launched | None = None) -> Sequence[int]:
         return self._drafts[:count] if launched is None else self._unseen[: min(count, launched.made)]
 
-    def worth(self, price: float) -> int:
-        return worthwhile(self.trust, price)
+    def worth(self, price: Price, *, in_flight: bool) -> int:
+        return worthwhile(self.trust, price.draft)
 
     def expects(self, n: int) -> float:
         return held(self.trust, n)
 
     def wanted(self, count: int, price: float) -> int:
         is_tried = price < 1 and self._n_tokens % TRIED == 0
-        return min(count, max(self.worth(price), is_tried))
+        return min(count, max(worthwhile(self.trust, price), is_tried))

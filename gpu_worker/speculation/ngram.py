@@ -5,19 +5,27 @@ regardless of the sequence's length. Longer n-grams take precedence. A draft tha
 continues with its own tokens, so a short period is repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore each new token, also of the prompt, is compared with the draft for
-its place, even if that draft was not proposed. The recent hit rate (`trust`) decides how many drafts are proposed:
-as many as are worth their price, and none for text without repetitions."""
+its place, even if that draft was not proposed. The recent hit rate decides how many drafts are proposed: as many as
+are worth their price, and none for text without repetitions. Drafts that were proposed have a rate of their own,
+and the lower one counts: in a list of numbers most digits are guessed right, but the first one that differs is
+where drafts begin again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, behind, held, worthwhile
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, Price, behind, held, worthwhile
+
+RECOVERED = 1 / 64
+"""The weight of a draft that was not proposed in the rate of those that were."""
 
 SURE = 0.9
 """The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
 until these are known."""
+
+
+_SURE = Price(SURE, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +46,25 @@ class NgramProposer:
 
 
 class NgramDrafter:
-    """The n-gram index of one sequence. `trust`: moving average of the hit rate of drafts, 0 to 1."""
+    """The n-gram index of one sequence."""
 
-    __slots__ = ("_behind", "_longest", "_shortest", "_tokens", "trust")
+    __slots__ = ("_behind", "_longest", "_of_all", "_of_proposed", "_shortest", "_tokens")
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
         self._tokens: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
-        self.trust = TRUST_AT_FIRST
+        self._of_all = self._of_proposed = TRUST_AT_FIRST
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    @property
+    def trust(self) -> float:
+        """The recent hit rate of drafts, 0 to 1: of all or of those proposed, whichever is lower."""
+        return min(self._of_all, self._of_proposed)
+
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
         own, behind, longest = self._tokens, self._behind, self._longest
         skips = range(1 + longest - self._shortest)
+        of_all, of_proposed = self._of_all, self._of_proposed
         for token in tokens:
             end, start, last = len(own), 0, tuple(own[-longest:])
             for skipped in skips if end >= longest else range(max(0, 1 + end - self._shortest)):
@@ -58,20 +72,30 @@ class NgramDrafter:
                 start = start or behind.get(gram, 0)
                 behind[gram] = end
             if start:
-                self.trust += LATEST * ((own[start] == token) - self.trust)
+                hit = own[start] == token
+                of_all += LATEST * (hit - of_all)
+                if not n_drafts:
+                    of_proposed += RECOVERED * (hit - of_proposed)
             own.append(int(token))
+        n_held = len(tokens) - 1
+        for k in range(min(n_held + 1, n_drafts)):
+            of_proposed += LATEST * ((k < n_held) - of_proposed)
+        self._of_all, self._of_proposed = of_all, of_proposed
 
     def propose(self, count: int, launched: Launched | None = None) -> Sequence[int] | None:
         if launched is None:
             return self.guess(count)
         n: int = 1 + len(launched.drafts)
         drafts: Sequence[int] = ()
-        if n <= self.worth(SURE):  # behind a wrong token all drafts are wrong
+        if n <= self.worth(_SURE, in_flight=False):  # behind a wrong token all drafts are wrong
             drafts = behind(launched.drafts, self.guess(n + count), count)
         return drafts or (None if self.guess(1) else ())
 
-    def worth(self, price: float) -> int:
-        return worthwhile(self.trust, price)
+    def worth(self, price: Price, *, in_flight: bool) -> int:
+        trust = self.trust
+        n = worthwhile(trust, price.draft)
+        waits = n > 0 and in_flight and trust < SURE
+        return 0 if waits and not price.pays(held(trust, n), n) else n
 
     def expects(self, n: int) -> float:
         return held(self.trust, n)

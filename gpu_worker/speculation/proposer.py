@@ -38,6 +38,17 @@ def held(trust: float, n: int) -> float:
     return sum([trust**i for i in range(1, n + 1)])
 
 
+class Price(NamedTuple):
+    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known."""
+
+    draft: float
+    wait: float
+
+    def pays(self, expected: float, n: int) -> bool:
+        """Whether it pays to wait for n drafts, of which so many are expected to hold."""
+        return expected > n * self.draft + self.wait
+
+
 class Launched(NamedTuple):
     """What is in flight of a sequence: the drafts that its newest step verifies, and how many the runtime makes
     behind that step."""
@@ -61,11 +72,13 @@ def behind(launched: Sequence[int], guess: Sequence[int], count: int) -> Sequenc
 class Drafter(Protocol):
     """The draft source of one sequence. An exception fails only that request."""
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append the tokens committed since the last call."""
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
+        """Append the tokens committed since the last call. n_drafts: how many drafts were verified for them; all
+        tokens but the last were among these."""
 
-    def worth(self, price: float) -> int:
-        """How many drafts would be worth this price: see `worthwhile`. With 0, nothing is proposed."""
+    def worth(self, price: Price, *, in_flight: bool) -> int:
+        """How many drafts would be worth this price: see `worthwhile`. With 0, nothing is proposed. in_flight: a
+        step is in flight behind the last token, and if drafts must wait for it, that must pay."""
 
     def expects(self, n: int) -> float:
         """How many of n drafts are expected to be right."""

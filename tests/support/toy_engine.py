@@ -11,7 +11,7 @@ from petiole.gpu_worker import Delta, Engine, EngineConfig, FinishReason, Reques
 from petiole.gpu_worker.preparation.preparation import resolve_seed
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling.stopping import Finish
-from petiole.gpu_worker.speculation import HeadDrafter, HeadProposer, NgramDrafter
+from petiole.gpu_worker.speculation import HeadDrafter, HeadProposer, NgramDrafter, Price
 from tests.support.toy_runtime import ToyRuntime, toy_continuation
 from tests.support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
 
@@ -23,7 +23,7 @@ MAX_MODEL_LEN = 96
 class Bold(NgramDrafter):
     """Drafts, however often they were wrong."""
 
-    def worth(self, price: float) -> int:
+    def worth(self, price: Price, *, in_flight: bool) -> int:
         return 1024
 
     def expects(self, n: int) -> float:
@@ -40,7 +40,7 @@ class BoldProposer:
 class BoldHead(HeadDrafter):
     """Likewise, of what the runtime drafts."""
 
-    def worth(self, price: float) -> int:
+    def worth(self, price: Price, *, in_flight: bool) -> int:
         return 1024
 
     def expects(self, n: int) -> float:

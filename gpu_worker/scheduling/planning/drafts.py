@@ -17,10 +17,10 @@ from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.planning.candidates import Candidates
-from petiole.gpu_worker.scheduling.priorities.draft_price import DraftPrice, Price
+from petiole.gpu_worker.scheduling.priorities.draft_price import DraftPrice
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
-from petiole.gpu_worker.speculation import Launched
+from petiole.gpu_worker.speculation import Launched, Price
 
 
 class PlannedDrafts:
@@ -39,7 +39,10 @@ class PlannedDrafts:
         """The sequences that need not wait, and the drafts of each, which may be none. None: nobody has any, and
         nobody repeats inputs. Changes no sequence."""
         price = self.price.of(len(sequences))
-        worth = [0 if seq.drafter is None else seq.drafter.worth(price.draft) for seq in sequences]
+        worth = [
+            0 if seq.drafter is None else seq.drafter.worth(price, in_flight=bool(seq.outstanding))
+            for seq in sequences
+        ]
         # Where there are states, a sequence may have to wait for a snapshot, and repeats what was rejected.
         if self._states is None and not any(worth):
             return sequences, None

@@ -11,10 +11,9 @@ device idles."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from petiole.gpu_worker.scheduling.batching import StepPayload
 from petiole.gpu_worker.scheduling.priorities.budget import StepLoad, StepTimes
+from petiole.gpu_worker.speculation import Price
 
 LEAST = 0.25
 """No draft is cheaper. A wrong one costs the host something, too, which no step shows."""
@@ -28,17 +27,6 @@ MEASURED = 16
 
 LATEST = 1 / 8
 """The weight of the latest wait in their average."""
-
-
-class Price(NamedTuple):
-    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known."""
-
-    draft: float
-    wait: float
-
-    def pays(self, expected: float, n: int) -> bool:
-        """Whether it pays to wait for n drafts, of which so many are expected to hold."""
-        return expected > n * self.draft + self.wait
 
 
 class DraftPrice:

@@ -18,7 +18,7 @@ from petiole.gpu_worker import (
     SamplingParams,
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
-from petiole.gpu_worker.speculation import Launched, NgramDrafter, NgramProposer, SpeculationStats
+from petiole.gpu_worker.speculation import Launched, NgramDrafter, NgramProposer, Price, SpeculationStats
 from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
@@ -181,10 +181,10 @@ def test_accepted_drafts_save_steps() -> None:
         def __init__(self, answer: list[int]) -> None:
             self.answer, self.at = answer, 0
 
-        def extend(self, tokens: list[int]) -> None:
+        def extend(self, tokens: list[int], n_drafts: int = 0) -> None:
             self.at += len(tokens)
 
-        def worth(self, price: float) -> int:
+        def worth(self, price: Price, *, in_flight: bool) -> int:
             return 8
 
         def expects(self, n: int) -> float:
@@ -257,7 +257,11 @@ def proposed(
     drafter: NgramDrafter, count: int, price: float, launched: Launched | None = None
 ) -> Sequence[int] | None:
     """As many drafts as are worth this price."""
-    return drafter.propose(min(count, drafter.worth(price)), launched)
+    return drafter.propose(min(count, worth(drafter, price)), launched)
+
+
+def worth(drafter: NgramDrafter, price: float) -> int:
+    return drafter.worth(Price(price, 0.0), in_flight=False)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_prompt_lookup(tokens: list[int], count: int, guess: list[int]) -> None:
     drafter = NgramProposer(2, 4).drafter(tokens)
     assert drafter.guess(count) == guess
     proposals = [proposed(drafter, count, PRICE) for _ in range(2)]
-    assert proposals == [guess[: drafter.worth(PRICE)]] * 2, "changes nothing"
+    assert proposals == [guess[: worth(drafter, PRICE)]] * 2, "changes nothing"
 
 
 def test_the_index_grows_with_the_sequence() -> None:
@@ -295,7 +299,7 @@ def test_lookup_proposes_as_much_as_has_held_lately() -> None:
     drafter.extend([1, 2])
     assert proposed(drafter, 8, PRICE) == [3], "it is tried"
     assert not proposed(drafter, 8, 0.7), "where a draft costs more"
-    drafter.extend([3, 1, 2] * 10)
+    drafter.extend([3, 1, 2] * 60)
     assert proposed(drafter, 8, PRICE) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert not proposed(drafter, 8, 1)
 
@@ -307,8 +311,30 @@ def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_whe
     drafter.extend([1, 2])
     assert drafter.guess(1) == [11]
     assert not proposed(drafter, 4, PRICE)
-    drafter.extend([7, 8] * 12)
+    drafter.extend([7, 8] * 60)
     assert proposed(drafter, 4, PRICE) == [7, 8, 7, 8]
+
+
+def test_lookup_is_silent_where_it_proposes_the_wrong_half_of_a_text_and_speaks_again() -> None:
+    """Half of its guesses are right, but those that it proposes are not."""
+    drafter = NgramProposer().drafter([1, 2, 3] * 40)
+    assert worth(drafter, PRICE) > 0
+    for _ in range(8):
+        drafter.extend([9], n_drafts=2)
+        drafter.extend([1, 2, 3])
+    assert worth(drafter, PRICE) == 0
+    drafter.extend([1, 2, 3] * 60)
+    drafter.extend([1, 2, 3], n_drafts=2)
+    assert worth(drafter, PRICE) > 0
+
+
+def test_a_lookup_that_must_wait_is_worth_nothing_where_waiting_costs_more() -> None:
+    drafter = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
+    assert drafter.worth(Price(0.25, 0.1), in_flight=True) == worth(drafter, 0.25) > 0
+    assert drafter.worth(Price(0.25, 0.9), in_flight=True) == 0
+    assert drafter.worth(Price(0.25, 0.9), in_flight=False) > 0
+    drafter.extend([1, 2, 3] * 100)
+    assert drafter.worth(Price(0.25, 0.9), in_flight=True) > 4, "it is sure, and does not wait"
 
 
 def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
@@ -318,6 +344,6 @@ def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
     found = {drafts: proposed(drafter, 3, PRICE, Launched(drafts)) for drafts in behind_drafts}
     assert found == behind_drafts
     cautious = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
-    assert 0 < cautious.worth(PRICE) < 3
-    assert len(proposed(cautious, 3, PRICE) or ()) == cautious.worth(PRICE)
+    assert 0 < worth(cautious, PRICE) < 3
+    assert len(proposed(cautious, 3, PRICE) or ()) == worth(cautious, PRICE)
     assert proposed(cautious, 3, PRICE, Launched((1, 2))) is None, "too much of what they follow is uncertain"

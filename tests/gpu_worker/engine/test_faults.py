@@ -13,7 +13,7 @@ from petiole.cache import WindowPages
 from petiole.gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling import admission, launching
-from petiole.gpu_worker.speculation import Launched
+from petiole.gpu_worker.speculation import Launched, Price
 from petiole.gpu_worker.threads import detokenization as text_thread
 from tests.support.interrupted import Interrupted
 from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
@@ -76,11 +76,11 @@ class FaultyDrafter:
     def __init__(self, prompt: list[int], fails: str) -> None:
         self.fails = fails if list(prompt) == [3, 3] else "never"
 
-    def extend(self, tokens: list[int]) -> None:
+    def extend(self, tokens: list[int], n_drafts: int = 0) -> None:
         if self.fails == "told":
             raise RuntimeError("a broken draft model")
 
-    def worth(self, price: float) -> int:
+    def worth(self, price: Price, *, in_flight: bool) -> int:
         return 8
 
     def expects(self, n: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, Request, SamplingParams
-from petiole.gpu_worker.speculation import Launched
+from petiole.gpu_worker.speculation import Launched, Price
 from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.families import WITH_STATES
 
@@ -40,10 +40,10 @@ class Guesses:
         def __init__(self, answer: Sequence[int], right: float, n_prompt: int) -> None:
             self.answer, self.right, self.at = answer, right, -n_prompt
 
-        def extend(self, tokens: Sequence[int]) -> None:
+        def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
             self.at += len(tokens)
 
-        def worth(self, price: float) -> int:
+        def worth(self, price: Price, *, in_flight: bool) -> int:
             return 8
 
         def expects(self, n: int) -> float:

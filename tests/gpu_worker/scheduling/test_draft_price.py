@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from petiole.gpu_worker.scheduling.batching import StepPayload
-from petiole.gpu_worker.scheduling.priorities.draft_price import LEAST, TRIED, TRIED_OF, DraftPrice, Price
-from petiole.gpu_worker.speculation import HeadDrafter, Launched
+from petiole.gpu_worker.scheduling.priorities.draft_price import LEAST, TRIED, TRIED_OF, DraftPrice
+from petiole.gpu_worker.speculation import HeadDrafter, Launched, Price
 from petiole.gpu_worker.speculation.head import TRIED as TRIED_TOKENS
 from petiole.gpu_worker.speculation.proposer import held, worthwhile
 
@@ -96,7 +96,7 @@ def test_a_head_drafts_as_many_tokens_as_its_last_ones_let_expect() -> None:
     assert drafter.propose(4, Launched((), made=3)) == [-3] * 3
     drafter.offer([5, 6, 7, 8])
     assert drafter.propose(3) == [5, 6, 7]
-    assert drafter.worth(1.0) == 0
+    assert drafter.worth(Price(1.0, 0.0), in_flight=True) == 0
 
 
 def test_a_head_that_was_wrong_is_tried_now_and_then() -> None:

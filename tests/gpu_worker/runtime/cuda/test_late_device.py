@@ -12,7 +12,7 @@ import torch
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.speculation import Launched
+from petiole.gpu_worker.speculation import Launched, Price
 from tests.gpu_worker.models.test_generation import oracle
 from tests.gpu_worker.models.test_logits import tokens
 from tests.support import fake_flashinfer, late_device
@@ -28,10 +28,10 @@ class Guesses:
     def drafter(self, tokens: Sequence[int]) -> Guesses:
         return self
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
         pass
 
-    def worth(self, price: float) -> int:
+    def worth(self, price: Price, *, in_flight: bool) -> int:
         return 8
 
     def expects(self, n: int) -> float:
