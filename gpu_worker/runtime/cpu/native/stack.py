@@ -189,17 +189,18 @@ class Stack:
         step.o = len(outputs)
         step.outputs = outputs.data_ptr()
         step.logits = _address(logits)
-        if keep is not None:
+        apart = keep is not None and len(outputs) < t
+        if apart:
             every = torch.arange(t)
             step.o, step.outputs, step.logits = t, every.data_ptr(), None
         with self._turned(tables):
             if behind is None or not stops:
                 self._compute(step)
             else:
-                self._compute_in_parts(step, hidden, outputs if keep is None else every, adapters, behind, stops)
+                self._compute_in_parts(step, hidden, every if apart else outputs, adapters, behind, stops)
         if keep is not None:
             keep(hidden)
-            if logits is not None and len(outputs):
+            if apart and logits is not None and len(outputs):
                 self._compute_head(hidden[outputs], logits)
 
     def draft(
@@ -225,11 +226,9 @@ class Stack:
         turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
         try:
             with self._turned(turned):
-                self._run_alone(hidden, positions, rows, outputs, rotary=rotary)
-            made = hidden[: len(outputs)]
-            if len(outputs):
-                self._compute_head(made.clone(), logits)
-            return made
+                some = logits if len(outputs) else None
+                self._run_alone(hidden, positions, rows, outputs, rotary=rotary, logits=some)
+            return hidden[: len(outputs)]
         finally:
             model.layers, model.n_layers, model.last_kept = whole
             model.norm = norm
