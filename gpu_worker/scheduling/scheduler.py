@@ -353,9 +353,7 @@ class Scheduler:
         seq.discard()
         self.state.settle(seq)
 
-    def _extend(
-        self, seq: ScheduledSequence, fresh: list[int], n_drafts: int, drafted: Sequence[int]
-    ) -> None:
+    def _extend(self, seq: ScheduledSequence, fresh: list[int], n_drafts: int, drafted: Sequence[int]) -> None:
         assert seq.drafter is not None
         try:
             seq.drafter.extend(fresh, n_drafts)

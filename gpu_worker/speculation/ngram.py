@@ -15,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, Price, behind, held, worthwhile
+from petiole.gpu_worker.speculation.proposer import (
+    LATEST,
+    TRUST_AT_FIRST,
+    Launched,
+    Price,
+    behind,
+    held,
+    worthwhile,
+)
 
 RECOVERED = 1 / 64
 """The weight of a draft that was not proposed in the rate of those that were."""

@@ -107,8 +107,9 @@ class CpuExecutor:
                 logits = step(features=inputs.kept.get(FEATURES, ()))
                 head = None
                 if self._decoder.drafting is not None:
-                    known = self._decoder.normed(self._native.made(slot_id))
-                    head = StepHead(self._native.draft, known, Places(rows, positions, rotary))
+                    head = StepHead(
+                        self._native.draft, self._native.made(slot_id), Places(rows, positions, rotary)
+                    )
                 return StepStates(lambda: logits, head=head)
             hidden = self._embed(inputs, token_ids).float()
             logits = step(hidden=hidden, types=types)
@@ -140,10 +141,12 @@ class CpuExecutor:
         results = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
         if self._drafter is None:
             return results
-        head = StepHead(self._draft, self._decoder.normed(every), Places(rows, positions, rotary))
+        head = StepHead(self._draft, every, Places(rows, positions, rotary))
         return replace(results, head=head)
 
-    def _draft(self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _draft(
+        self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor, *, chained: bool
+    ) -> tuple[Tensor, Tensor]:
         """See `Draft`."""
         decoder, drafter, cache = self._decoder, self._drafter, self._cache
         assert drafter is not None
@@ -158,9 +161,10 @@ class CpuExecutor:
             progress=self._progress,
         )
         turning = places.positions if places.rotary is None else places.rotary
-        inputs = decoder.drafting_inputs(decoder.embed(token_ids), known)
+        before = (drafter if chained else decoder).normed(known)
+        inputs = decoder.drafting_inputs(decoder.embed(token_ids), before)
         made = drafter.forward(inputs, Forward(turning, attention))[at]
-        return drafter.head_output(made).float(), drafter.normed(made)
+        return drafter.head_output(made).float(), made
 
     def _made(self, inputs: StepInputs, logits: Callable[[], Tensor], hidden: Tensor) -> StepStates:
         """hidden: of the outputs, or of all positions where texts are computed whole."""

@@ -29,27 +29,31 @@ class Places:
 
 
 class Draft(Protocol):
-    def __call__(self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the head once. known: [n, hidden], what is known of each place, behind a norm. token_ids: int64 [n],
-        the token behind each. at: int64 [m], ascending, the places whose results are wanted. Returns their logits,
-        float32 [m, vocab], and what is known behind them, [m, hidden]."""
+    def __call__(
+        self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor, *, chained: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Run the head once. known: [n, hidden], what the layers have made of each place, or the head's own one
+        (chained), before its norm. token_ids: int64 [n], the token behind each. at: int64 [m], ascending, the
+        places whose results are wanted. Returns their logits, float32 [m, vocab], and what the head's layer makes
+        of them, [m, hidden]."""
         ...
 
 
 class StepHead:
-    """Implements `DraftingHead`. known: what the model makes of the step's inputs, behind its last norm; places:
-    theirs."""
+    """Implements `DraftingHead`. known: what the layers make of the step's inputs; places: theirs."""
 
     def __init__(self, draft: Draft, known: Tensor, places: Places) -> None:
         self._draft, self._known, self._places = draft, known, places
 
     def first(self, following: Tensor, at: Tensor) -> Tensor:
-        logits, self._known = self._draft(self._known, following, self._places, at)
+        logits, self._known = self._draft(self._known, following, self._places, at, chained=False)
         self._places = self._places[at].next
         return logits
 
     def again(self, token_ids: Tensor, going: Tensor) -> Tensor:
         places = self._places[going]
-        logits, self._known = self._draft(self._known[going], token_ids, places, torch.arange(len(going)))
+        logits, self._known = self._draft(
+            self._known[going], token_ids, places, torch.arange(len(going)), chained=True
+        )
         self._places = places.next
         return logits

@@ -25,7 +25,6 @@ DRAWN = SamplingParams(max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
 LATE = SamplingParams(max_tokens=40, temperature=1.0, seed=6, min_tokens=30, stop_token_ids=range(0, 320, 2))
 
 
-
 def accepted_whatever_was_sampled(token_ids: torch.Tensor, values: Any, drafts: torch.Tensor, *rest: Any) -> Any:
     drafts = drafts.clone()
     following = drafts[-len(token_ids) :]

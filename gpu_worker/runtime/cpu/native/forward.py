@@ -80,7 +80,7 @@ class NativeDecoder:
             per_layer=per_layer,
             reduced=NativeAdapters.reduced_width(bank) if bank is not None else 0,
             progress=progress,
-            drafting=None if decoder.drafting is None else decoder.drafting.norm,
+            drafting=decoder.drafting,
         )
         self._drafter = None if decoder.drafting is None else decoder.drafter
         self._made: dict[int, Tensor] = {}
@@ -168,20 +168,24 @@ class NativeDecoder:
         """What the layers made of all inputs of the slot's last forward, for the head that drafts. Given once."""
         return self._made.pop(slot_id)
 
-    def draft(self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor) -> tuple[Tensor, Tensor]:
+    def draft(
+        self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor, *, chained: bool
+    ) -> tuple[Tensor, Tensor]:
         """See `Draft`."""
-        decoder, drafter = self._decoder, self._drafter
+        drafter = self._drafter
         assert drafter is not None, "the model has a head that drafts"
         rows, positions, rotary = places.rows, places.positions, places.rotary
         tables: Sequence[Tensor | None] = ()
         if rotary is not None and rotary.ndim > 1:
             tables = drafter.tables_by_axes(rotary)
             rotary = torch.arange(rotary.shape[1])
-        embedded = self._embed(token_ids)
-        hidden = decoder.drafting_inputs(embedded.to(decoder.dtype), known.to(decoder.dtype)).float().contiguous()
         logits = torch.empty(len(at), self._stack.model.head.n)
-        made = self._stack.draft(hidden, positions, rows, at, logits, rotary=rotary, tables=tables)
-        return logits, drafter.normed(made)
+        embedded = None if self._tied else self._embed(token_ids)
+        made = self._stack.draft(
+            known, token_ids, positions, rows, at, logits,
+            embedded=embedded, chained=chained, rotary=rotary, tables=tables,
+        )  # fmt: skip
+        return logits, made
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """float32 [T, hidden]. The weights of a tied head are packed, and C code reads them."""

@@ -6,7 +6,8 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_int64, c_void_p
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,11 @@ from torch import Tensor
 
 from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
 from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
-from petiole.gpu_worker.runtime.cpu.native.layers.model import LayerStruct, ModelStruct, StepStruct
+from petiole.gpu_worker.runtime.cpu.native.layers.model import LayerStruct, ModelStruct, NormStruct, StepStruct
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
     EmbeddingAndHead,
     KVPointers,
@@ -29,17 +29,47 @@ from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
 )
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import BYTES_OF_LAYER
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
-from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY
+from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, LinearStruct
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
+
+_WORTH_THREADS = 2**22
+"""Multiply-adds of a product from which several threads share it."""
+
+
+@dataclass
+class Drafting:
+    """The layer that drafts. norm: behind it; last_norm: behind the others. of_layers, of_chain: the two norms of
+    what these, or it, have made. room: memory for `most` inputs, and from `scratch` on `stride` bytes for each
+    thread."""
+
+    join: LinearStruct
+    token_norm: NormStruct
+    norm: NormStruct
+    last_norm: NormStruct
+    of_layers: ctypes.Array[NormStruct]
+    of_chain: ctypes.Array[NormStruct]
+    room: Tensor
+    most: int = 0
+    scratch: int = 0
+    stride: int = 0
+
+    @classmethod
+    def of(cls, structures: Structures, ends: EmbeddingAndHead, weights: DraftingWeights) -> Drafting:
+        norms = weights.token_norm, weights.hidden_norm, weights.norm, ends.norm_weights
+        token, known, own, last = (structures.norm(ends.norm, one) for one in norms)
+        pair = NormStruct * 2
+        return cls(
+            structures.linear(weights.join), token, own, last, pair(last, known), pair(own, known), torch.empty(0)
+        )
 
 
 class Stack:
     """The layers of a model. It takes over their weights, and rearranges them in place. hidden, dtype: the width
     and the type of the model. tables: the rotary table of each layer, None for one that rotates nothing. ends:
     None: there are no logits. reduced: the most outputs of an A of an adapter. progress: called every second of a
-    step that takes longer. drafting: the norm behind the last layer, if that one drafts: `run` leaves it out."""
+    step that takes longer. drafting: of the last layer, if that one drafts: `run` leaves it out."""
 
     def __init__(
         self,
@@ -55,7 +85,7 @@ class Stack:
         per_layer: PerLayer | None = None,
         reduced: int = 0,
         progress: Progress = nothing,
-        drafting: NormWeights | None = None,
+        drafting: DraftingWeights | None = None,
     ) -> None:
         self._library, self._products, self._reduced = library, products, reduced
         self._progress = ctypes.CFUNCTYPE(None)(progress)
@@ -121,7 +151,8 @@ class Stack:
             self._structures.add_ends(self.model, ends)
         self._drafting = None
         if drafting is not None and ends is not None:
-            self._drafting = self._structures.norm(ends.norm, drafting)
+            library.petiole_join_scratch.restype = c_int64
+            self._drafting = Drafting.of(self._structures, ends, drafting)
         if per_layer is not None:
             self._structures.add_per_layer(self.model, per_layer)
         self._widths = {  # floats for each position
@@ -205,24 +236,30 @@ class Stack:
 
     def draft(
         self,
-        hidden: Tensor,
+        known: Tensor,
+        token_ids: Tensor,
         positions: Tensor,
         rows: Tensor,
         outputs: Tensor,
         logits: Tensor,
         *,
+        embedded: Tensor | None = None,
+        chained: bool = False,
         rotary: Tensor | None = None,
         tables: Sequence[Tensor | None] = (),
     ) -> Tensor:
-        """Compute the layer that drafts, which overwrites the first O rows of `hidden`, and the logits of the
-        outputs behind its norm. Arguments as in `run`. tables: of this layer. Returns what the layer makes of the
-        outputs, float32 [O, hidden]."""
-        assert self._drafting is not None, "no layer drafts"
+        """Compute the layer that drafts, and the logits of the outputs behind its norm. known: float32 [T, hidden],
+        what the other layers have made of the inputs; chained: what this one has. token_ids: int64 [T], the token
+        behind each input. embedded: float32 [T, hidden], their embeddings, overwritten; None: they are the head's
+        rows. tables: of this layer. Others as in `run`. Returns what the layer makes of the outputs, float32 [O,
+        hidden]."""
+        drafting = self._drafting
+        assert drafting is not None, "no layer drafts"
         model, first = self.model, self.model.n_layers
+        hidden = self._joined(drafting, known, token_ids, embedded, chained=chained)
         whole = (model.layers, model.n_layers, model.last_kept)
-        norm = type(model.norm).from_buffer_copy(model.norm)
         model.layers, model.n_layers, model.last_kept = whole[0] + first * ctypes.sizeof(LayerStruct), 1, 0
-        model.norm = self._drafting
+        model.norm = drafting.norm
         turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
         try:
             with self._turned(turned):
@@ -231,7 +268,37 @@ class Stack:
             return hidden[: len(outputs)]
         finally:
             model.layers, model.n_layers, model.last_kept = whole
-            model.norm = norm
+            model.norm = drafting.last_norm
+
+    def _joined(
+        self, drafting: Drafting, known: Tensor, token_ids: Tensor, embedded: Tensor | None, *, chained: bool
+    ) -> Tensor:
+        """The inputs of the layer that drafts, float32 [T, hidden]. See `draft`."""
+        t, join = len(known), drafting.join
+        n_threads = torch.get_num_threads() if t * join.n * join.k >= _WORTH_THREADS else 1
+        hidden = torch.empty(t, self.model.hidden) if embedded is None else embedded
+        if t > drafting.most:
+            drafting.most = t
+            drafting.stride = self._library.petiole_join_scratch(ctypes.byref(join), c_int64(t))
+            drafting.scratch = -(-8 * t * self.model.hidden // 64) * 64
+            n_bytes = drafting.scratch + torch.get_num_threads() * drafting.stride
+            drafting.room = new_tensor((-(-n_bytes // 4),), torch.float32, torch.device("cpu"))
+        room = drafting.room.data_ptr()
+        self._library.petiole_join(
+            ctypes.byref(self.model),
+            ctypes.byref(join),
+            ctypes.byref(drafting.token_norm),
+            ctypes.byref(drafting.of_chain if chained else drafting.of_layers),
+            c_int64(t),
+            c_void_p(token_ids.data_ptr() if embedded is None else None),
+            c_void_p(known.data_ptr()),
+            c_void_p(hidden.data_ptr()),
+            c_void_p(room),
+            c_void_p(room + drafting.scratch),
+            c_int64(drafting.stride),
+            c_int32(n_threads),
+        )
+        return hidden
 
     def _compute_head(self, hidden: Tensor, logits: Tensor) -> None:
         """The logits of these hidden states, float32 [O, hidden], which are overwritten."""

@@ -24,6 +24,7 @@
 #include "../products/packed/pack.h"
 #include "between.h"
 #include "experts.h"
+#include "rows.h"
 #include "shares.h"
 
 #ifndef REPORT_S
@@ -132,4 +133,38 @@ int32_t petiole_forward(const Model *m, const Step *s) {
     memmove(s->hidden + (shares[i].outputs - s->outputs) * m->hidden, shares[i].hidden,
             sizeof(float) * (size_t)(shares[i].o * m->hidden));
   return 0;
+}
+
+/* The bytes of scratch that each thread of `petiole_join` needs. */
+int64_t petiole_join_scratch(const Linear *join, int64_t t) {
+  Arena none = {NULL, 0};
+  new_workspace(t, join->k, &none);
+  return none.used;
+}
+
+/* The inputs of a layer that drafts, out [t, hidden]: a product of what is known of each position and of the token behind it.
+ * That is known [t, hidden] behind both of its norms, and the embedding of token_ids [t], which stands in `out` already where
+ * these are null. both: room for [t, 2 hidden]. */
+void petiole_join(const Model *m, const Linear *join, const Norm *token_norm, const Norm *known_norms, int64_t t,
+                  const int64_t *token_ids, const float *known, float *out, float *both, char *scratch, int64_t stride,
+                  int32_t n_threads) {
+  const int64_t n = m->hidden;
+  const Workspace first = new_workspace(t, join->k, &(Arena){scratch, 0});
+#pragma omp parallel num_threads(n_threads)
+  {
+    Workspace own = new_workspace(t, join->k, &(Arena){scratch + omp_get_thread_num() * stride, 0});
+    own.packed = first.packed;
+    const uint32_t before = begin_tiles();
+    if (token_ids) embed_tokens(&m->head, t, token_ids, m->embedding_factor, out);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < t; i++) {
+      float *token = both + 2 * i * n, *behind = token + n;
+      normalise(out + i * n, token_norm, token, n);
+      normalise(known + i * n, known_norms, behind, n);
+      normalise(behind, known_norms + 1, behind, n);
+    }
+    linear(join, t, (Activations){both, 0}, (Activations){out, 0}, SET, &own);
+    end_tiles(before);
+  }
 }

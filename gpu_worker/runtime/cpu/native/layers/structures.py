@@ -259,6 +259,10 @@ class Structures:
     def _linear(self, name: Kind, linear: Linear) -> LinearStruct:
         return self._weights.linear(linear, self._products.library_from(name))
 
+    def linear(self, linear: Linear) -> LinearStruct:
+        """A map for which the other library is not asked."""
+        return self._weights.linear(linear)
+
     def norm(self, norm: Norm | None, weights: NormWeights | None) -> NormStruct:
         if norm is None or weights is None:
             return NormStruct()
