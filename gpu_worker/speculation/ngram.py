@@ -5,10 +5,10 @@ regardless of the sequence's length. Longer n-grams take precedence. A draft tha
 continues with its own tokens, so a short period is repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore each new token, also of the prompt, is compared with the draft for
-its place, even if that draft was not proposed. The recent hit rate decides how many drafts are proposed: as many as
-are worth their price, and none for text without repetitions. Drafts that were proposed have a rate of their own,
-and the lower one counts: in a list of numbers most digits are guessed right, but the first one that differs is
-where drafts begin again."""
+its place, even if that draft was not proposed. The recent hit rate decides how many drafts are proposed: as many
+as are worth their price, and none for text without repetitions. Drafts that were proposed have a rate of their
+own, and the lower one counts: in a list of numbers most digits are guessed right, but the first one that differs
+is where drafts begin again."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from petiole.gpu_worker.runtime.interface import FEATURES, OF_TOKENS, VALUES, VE
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step import sampling
-from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, adding_behind
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, adding_behind
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
@@ -107,9 +107,8 @@ class CpuExecutor:
                 logits = step(features=inputs.kept.get(FEATURES, ()))
                 head = None
                 if self._decoder.drafting is not None:
-                    head = StepHead(
-                        self._native.draft, self._native.made(slot_id), Places(rows, positions, rotary)
-                    )
+                    places = Places(inputs.rows, inputs.positions, inputs.rotary)
+                    head = StepHead(self._native.draft, self._native.made(slot_id), places)
                 return StepStates(lambda: logits, head=head)
             hidden = self._embed(inputs, token_ids).float()
             logits = step(hidden=hidden, types=types)
@@ -141,29 +140,30 @@ class CpuExecutor:
         results = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
         if self._drafter is None:
             return results
-        head = StepHead(self._draft, every, Places(rows, positions, rotary))
+        head = StepHead(self._draft, every, Places(inputs.rows, inputs.positions, inputs.rotary))
         return replace(results, head=head)
 
     def _draft(
-        self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor, *, chained: bool
+        self, known: Tensor, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
     ) -> tuple[Tensor, Tensor]:
         """See `Draft`."""
         decoder, drafter, cache = self._decoder, self._drafter, self._cache
         assert drafter is not None
-        rows, counts = torch.unique_consecutive(places.rows, return_counts=True)
+        rows, positions = torch.from_numpy(places.rows), torch.from_numpy(places.positions)
+        own, counts = torch.unique_consecutive(rows, return_counts=True)
         attention = PagedAttention(
             cache=cache.of_layer(-1),
             plan=drafter.plan.mixers,
-            rows=rows,
-            starts=places.positions[counts.cumsum(0) - counts].int().numpy(),
+            rows=own,
+            starts=positions[counts.cumsum(0) - counts].int().numpy(),
             lengths=counts.int().numpy(),
-            slots=[cache.slots(places.rows, places.positions, group) for group in range(len(cache.tables))],
+            slots=[cache.slots(rows, positions, group) for group in range(len(cache.tables))],
             progress=self._progress,
         )
-        turning = places.positions if places.rotary is None else places.rotary
+        turning = positions if places.rotary is None else torch.from_numpy(places.rotary)
         before = (drafter if chained else decoder).normed(known)
-        inputs = decoder.drafting_inputs(decoder.embed(token_ids), before)
-        made = drafter.forward(inputs, Forward(turning, attention))[at]
+        inputs = decoder.drafting_inputs(decoder.embed(torch.from_numpy(token_ids)), before)
+        made = drafter.forward(inputs, Forward(turning, attention))[torch.from_numpy(at)]
         return drafter.head_output(made).float(), made
 
     def _made(self, inputs: StepInputs, logits: Callable[[], Tensor], hidden: Tensor) -> StepStates:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
+
+from petiole.gpu_worker.runtime.step.inputs import Int64Array
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where inputs of the head stand: rows and positions, int64 [n]. rotary: int64 [n] or [axes, n]; None: the
-    positions."""
+    """Where inputs of the head stand: rows and positions, [n]. rotary: [n] or [axes, n]; None: the positions."""
 
-    rows: Tensor
-    positions: Tensor
-    rotary: Tensor | None = None
+    rows: Int64Array
+    positions: Int64Array
+    rotary: Int64Array | None = None
 
-    def __getitem__(self, which: Tensor) -> Places:
-        """which: int64 [m]."""
+    def __getitem__(self, which: Int64Array) -> Places:
+        """which: [m]."""
         rotary = None if self.rotary is None else self.rotary[..., which]
         return Places(self.rows[which], self.positions[which], rotary)
 
@@ -30,30 +31,28 @@ class Places:
 
 class Draft(Protocol):
     def __call__(
-        self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor, *, chained: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Run the head once. known: [n, hidden], what the layers have made of each place, or the head's own one
-        (chained), before its norm. token_ids: int64 [n], the token behind each. at: int64 [m], ascending, the
-        places whose results are wanted. Returns their logits, float32 [m, vocab], and what the head's layer makes
-        of them, [m, hidden]."""
+        self, known: Any, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
+    ) -> tuple[Tensor, Any]:
+        """Run the head once. known: [n, hidden], an array or tensor: what the layers have made of each place, or
+        the head's own one (chained), before its norm. token_ids: [n], the token behind each. at: [m], ascending,
+        the places whose results are wanted. Returns their logits, float32 [m, vocab], and what the head's layer
+        makes of them, [m, hidden]."""
         ...
 
 
 class StepHead:
     """Implements `DraftingHead`. known: what the layers make of the step's inputs; places: theirs."""
 
-    def __init__(self, draft: Draft, known: Tensor, places: Places) -> None:
+    def __init__(self, draft: Draft, known: Any, places: Places) -> None:
         self._draft, self._known, self._places = draft, known, places
 
-    def first(self, following: Tensor, at: Tensor) -> Tensor:
+    def first(self, following: Int64Array, at: Int64Array) -> Tensor:
         logits, self._known = self._draft(self._known, following, self._places, at, chained=False)
         self._places = self._places[at].next
         return logits
 
-    def again(self, token_ids: Tensor, going: Tensor) -> Tensor:
-        places = self._places[going]
-        logits, self._known = self._draft(
-            self._known[going], token_ids, places, torch.arange(len(going)), chained=True
-        )
+    def again(self, token_ids: Int64Array, going: Int64Array) -> Tensor:
+        places, every = self._places[going], np.arange(len(going))
+        logits, self._known = self._draft(self._known[going], token_ids, places, every, chained=True)
         self._places = places.next
         return logits

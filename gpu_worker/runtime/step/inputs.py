@@ -108,14 +108,15 @@ class DraftingHead(Protocol):
     """The head that drafts, behind one step. A chain of drafts is made by `first`, and by `again` for each further
     one."""
 
-    def first(self, following: Tensor, at: Tensor) -> Tensor:
-        """Keep the layer's keys and values of all inputs. following: int64 [T], the token after each. at: int64
-        [n], ascending, the inputs whose drafts are wanted. Returns their logits, [n, vocab]."""
+    def first(self, following: Int64Array, at: Int64Array) -> Tensor:
+        """Keep the layer's keys and values of all inputs. following: [T], the token after each. at: [n],
+        ascending, the inputs whose drafts are wanted. Returns their logits, [n, vocab], valid until the next
+        call."""
         ...
 
-    def again(self, token_ids: Tensor, going: Tensor) -> Tensor:
-        """Draft behind the drafts of the last call. going: int64 [m], ascending, which of those go on; token_ids:
-        int64 [m], what was drawn for them. Returns logits, [m, vocab]."""
+    def again(self, token_ids: Int64Array, going: Int64Array) -> Tensor:
+        """Draft behind the drafts of the last call. going: [m], ascending, which of those go on; token_ids: [m],
+        what was drawn for them. Returns logits, [m, vocab], valid until the next call."""
         ...
 
 

@@ -79,14 +79,14 @@ class OutputSampler:
         """What each row is expected to sample next, as many tokens as are wanted. Each is drawn as the row's
         output there will be, with the noise of its position: so it is the same token wherever head and model think
         alike."""
-        after = self._up(following)
         if plan.n:
-            after[self._up(plan.sampled_inputs)] = outputs["token_ids"].long()
+            following = following.copy()
+            following[plan.sampled_inputs] = outputs["token_ids"].numpy()
         wanted = np.zeros_like(batch.outputs) if batch.ahead is None else batch.ahead * (batch.outputs > 0)
         rows = np.flatnonzero(wanted)
         accepted = outputs["accepted"].numpy() if "accepted" in outputs else batch.outputs
         last = (np.cumsum(batch.outputs) - batch.outputs + accepted)[rows] - 1
-        logits = head.first(after, self._up(plan.sampled_inputs[last]))
+        logits = head.first(following, plan.sampled_inputs[last])
         if not len(rows):
             return {}
         drafts, going = np.zeros((batch.size, self._states.n_drafts), np.int32), np.arange(len(rows))
@@ -94,7 +94,7 @@ class OutputSampler:
             if n:
                 goes_on = np.flatnonzero(wanted[rows[going]] > n)
                 going = going[goes_on]
-                logits = head.again(self._up(drafts[rows[going], n - 1].astype(np.int64)), self._up(goes_on))
+                logits = head.again(drafts[rows[going], n - 1].astype(np.int64), goes_on)
             drafts[rows[going], n] = self._drawn(logits, plan, last[going], drafts[rows[going], :n]).numpy()
         if self._in_doubt is not None:
             self._in_doubt.drafts[batch.rows[rows]] = drafts[rows]

@@ -10,7 +10,9 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,11 +27,11 @@ from petiole.gpu_worker.runtime.cpu.head import Places
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import EmbeddingAndHead, KVPointers, PerLayer
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
-from petiole.gpu_worker.runtime.cpu.native.stack import Stack, at_least, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import Floats, Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
-from petiole.gpu_worker.runtime.step.inputs import Parts, adding_behind
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, Parts, adding_behind
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ class NativeDecoder:
             drafting=decoder.drafting,
         )
         self._drafter = None if decoder.drafting is None else decoder.drafter
+        self._drafted: Tensor | None = None
+        """Memory for logits of drafts."""
         self._made: dict[int, Tensor] = {}
         """By slot: what the layers made of all inputs, for the head that drafts."""
         self._logits: dict[int, Tensor] = {}
@@ -164,28 +168,29 @@ class NativeDecoder:
         )
         return memory[: shape[0] * shape[1]].view(shape)
 
-    def made(self, slot_id: int) -> Tensor:
+    def made(self, slot_id: int) -> Floats:
         """What the layers made of all inputs of the slot's last forward, for the head that drafts. Given once."""
-        return self._made.pop(slot_id)
+        return self._made.pop(slot_id).numpy()
 
     def draft(
-        self, known: Tensor, token_ids: Tensor, places: Places, at: Tensor, *, chained: bool
-    ) -> tuple[Tensor, Tensor]:
-        """See `Draft`."""
-        drafter = self._drafter
+        self, known: Any, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
+    ) -> tuple[Tensor, Any]:
+        """See `Draft`. Arrays of numpy: each operation of torch lets go of the interpreter, and the engine's
+        thread takes it."""
+        drafter, rotary = self._drafter, places.rotary
         assert drafter is not None, "the model has a head that drafts"
-        rows, positions, rotary = places.rows, places.positions, places.rotary
         tables: Sequence[Tensor | None] = ()
         if rotary is not None and rotary.ndim > 1:
-            tables = drafter.tables_by_axes(rotary)
-            rotary = torch.arange(rotary.shape[1])
-        logits = torch.empty(len(at), self._stack.model.head.n)
-        embedded = None if self._tied else self._embed(token_ids)
+            tables = drafter.tables_by_axes(torch.from_numpy(rotary))
+            rotary = np.arange(rotary.shape[1])
+        embedded = None if self._tied else self._embed(torch.from_numpy(token_ids)).numpy()
+        shape = len(at), self._stack.model.head.n
+        self._drafted = memory = at_least(self._drafted, shape[0] * shape[1])
         made = self._stack.draft(
-            known, token_ids, positions, rows, at, logits,
+            known, token_ids, places.positions, places.rows, at, memory,
             embedded=embedded, chained=chained, rotary=rotary, tables=tables,
         )  # fmt: skip
-        return logits, made
+        return memory[: shape[0] * shape[1]].view(shape), made
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """float32 [T, hidden]. The weights of a tied head are packed, and C code reads them."""

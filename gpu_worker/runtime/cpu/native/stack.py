@@ -34,6 +34,9 @@ from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
 
+Floats = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
+
 _WORTH_THREADS = 2**22
 """Multiply-adds of a product from which several threads share it."""
 
@@ -51,18 +54,23 @@ class Drafting:
     of_layers: ctypes.Array[NormStruct]
     of_chain: ctypes.Array[NormStruct]
     room: Tensor
+    join_quickly: Callable[..., object]
+    """`petiole_join` without letting go of the interpreter: the engine's thread would take it."""
     most: int = 0
     scratch: int = 0
     stride: int = 0
 
     @classmethod
-    def of(cls, structures: Structures, ends: EmbeddingAndHead, weights: DraftingWeights) -> Drafting:
+    def of(
+        cls, library: ctypes.CDLL, structures: Structures, ends: EmbeddingAndHead, weights: DraftingWeights
+    ) -> Drafting:
         norms = weights.token_norm, weights.hidden_norm, weights.norm, ends.norm_weights
         token, known, own, last = (structures.norm(ends.norm, one) for one in norms)
         pair = NormStruct * 2
-        return cls(
-            structures.linear(weights.join), token, own, last, pair(last, known), pair(own, known), torch.empty(0)
-        )
+        quick = ctypes.PyDLL(library._name, handle=library._handle).petiole_join
+        quick.restype = None
+        join = structures.linear(weights.join)
+        return cls(join, token, own, last, pair(last, known), pair(own, known), torch.empty(0), quick)
 
 
 class Stack:
@@ -152,7 +160,7 @@ class Stack:
         self._drafting = None
         if drafting is not None and ends is not None:
             library.petiole_join_scratch.restype = c_int64
-            self._drafting = Drafting.of(self._structures, ends, drafting)
+            self._drafting = Drafting.of(library, self._structures, ends, drafting)
         if per_layer is not None:
             self._structures.add_per_layer(self.model, per_layer)
         self._widths = {  # floats for each position
@@ -236,23 +244,22 @@ class Stack:
 
     def draft(
         self,
-        known: Tensor,
-        token_ids: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        outputs: Tensor,
+        known: Floats,
+        token_ids: Int64Array,
+        positions: Int64Array,
+        rows: Int64Array,
+        outputs: Int64Array,
         logits: Tensor,
         *,
-        embedded: Tensor | None = None,
+        embedded: Floats | None = None,
         chained: bool = False,
-        rotary: Tensor | None = None,
+        rotary: Int64Array | None = None,
         tables: Sequence[Tensor | None] = (),
-    ) -> Tensor:
-        """Compute the layer that drafts, and the logits of the outputs behind its norm. known: float32 [T, hidden],
-        what the other layers have made of the inputs; chained: what this one has. token_ids: int64 [T], the token
-        behind each input. embedded: float32 [T, hidden], their embeddings, overwritten; None: they are the head's
-        rows. tables: of this layer. Others as in `run`. Returns what the layer makes of the outputs, float32 [O,
-        hidden]."""
+    ) -> Floats:
+        """Compute the layer that drafts, and the logits of the outputs behind its norm. known: [T, hidden], what
+        the other layers have made of the inputs; chained: what this one has. token_ids: [T], the token behind each
+        input. embedded: [T, hidden], their embeddings, overwritten; None: they are the head's rows. tables: of
+        this layer. Others as in `run`. Returns what the layer makes of the outputs, [O, hidden]."""
         drafting = self._drafting
         assert drafting is not None, "no layer drafts"
         model, first = self.model, self.model.n_layers
@@ -261,22 +268,26 @@ class Stack:
         model.layers, model.n_layers, model.last_kept = whole[0] + first * ctypes.sizeof(LayerStruct), 1, 0
         model.norm = drafting.norm
         turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
+        step = self._alone(len(hidden))
+        step.positions, step.rows = positions.ctypes.data, rows.ctypes.data
+        step.rotary = step.positions if rotary is None else rotary.ctypes.data
+        step.o, step.outputs = len(outputs), outputs.ctypes.data
+        step.hidden, step.logits = hidden.ctypes.data, logits.data_ptr() if len(outputs) else None
         try:
             with self._turned(turned):
-                some = logits if len(outputs) else None
-                self._run_alone(hidden, positions, rows, outputs, rotary=rotary, logits=some)
+                self._compute(step)
             return hidden[: len(outputs)]
         finally:
             model.layers, model.n_layers, model.last_kept = whole
             model.norm = drafting.last_norm
 
     def _joined(
-        self, drafting: Drafting, known: Tensor, token_ids: Tensor, embedded: Tensor | None, *, chained: bool
-    ) -> Tensor:
-        """The inputs of the layer that drafts, float32 [T, hidden]. See `draft`."""
+        self, drafting: Drafting, known: Floats, token_ids: Int64Array, embedded: Floats | None, *, chained: bool
+    ) -> Floats:
+        """The inputs of the layer that drafts, [T, hidden]. See `draft`."""
         t, join = len(known), drafting.join
-        n_threads = torch.get_num_threads() if t * join.n * join.k >= _WORTH_THREADS else 1
-        hidden = torch.empty(t, self.model.hidden) if embedded is None else embedded
+        small = t * join.n * join.k < _WORTH_THREADS
+        hidden = np.empty((t, self.model.hidden), np.float32) if embedded is None else embedded
         if t > drafting.most:
             drafting.most = t
             drafting.stride = self._library.petiole_join_scratch(ctypes.byref(join), c_int64(t))
@@ -284,19 +295,19 @@ class Stack:
             n_bytes = drafting.scratch + torch.get_num_threads() * drafting.stride
             drafting.room = new_tensor((-(-n_bytes // 4),), torch.float32, torch.device("cpu"))
         room = drafting.room.data_ptr()
-        self._library.petiole_join(
+        (drafting.join_quickly if small else self._library.petiole_join)(
             ctypes.byref(self.model),
             ctypes.byref(join),
             ctypes.byref(drafting.token_norm),
             ctypes.byref(drafting.of_chain if chained else drafting.of_layers),
             c_int64(t),
-            c_void_p(token_ids.data_ptr() if embedded is None else None),
-            c_void_p(known.data_ptr()),
-            c_void_p(hidden.data_ptr()),
+            c_void_p(token_ids.ctypes.data if embedded is None else None),
+            c_void_p(known.ctypes.data),
+            c_void_p(hidden.ctypes.data),
             c_void_p(room),
             c_void_p(room + drafting.scratch),
             c_int64(drafting.stride),
-            c_int32(n_threads),
+            c_int32(1 if small else torch.get_num_threads()),
         )
         return hidden
 
@@ -305,29 +316,20 @@ class Stack:
         model, every = self.model, torch.arange(len(hidden))
         whole = (model.n_layers, model.last_kept)
         model.n_layers, model.last_kept = 0, -1
+        step = self._alone(len(hidden))
+        step.positions = step.rows = step.outputs = step.rotary = every.data_ptr()
+        step.o, step.hidden, step.logits = len(hidden), hidden.data_ptr(), logits.data_ptr()
         try:
-            self._run_alone(hidden, every, every, every, logits=logits)
+            self._compute(step)
         finally:
             model.n_layers, model.last_kept = whole
 
-    def _run_alone(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        outputs: Tensor,
-        *,
-        rotary: Tensor | None = None,
-        logits: Tensor | None = None,
-    ) -> None:
-        """What `model` says now, of hidden states that nothing stands before."""
+    def _alone(self, t: int) -> StepStruct:
+        """A step of t hidden states that nothing stands before."""
         step = self._step
-        step.t, step.o = len(hidden), len(outputs)
+        step.t = t
         step.token_ids = step.limits = step.copies = step.extra = step.per_layer = step.adapters = None
-        step.positions, step.rows, step.outputs = positions.data_ptr(), rows.data_ptr(), outputs.data_ptr()
-        step.rotary = (positions if rotary is None else rotary).data_ptr()
-        step.hidden, step.logits = hidden.data_ptr(), _address(logits)
-        self._compute(step)
+        return step
 
     def _compute_in_parts(
         self,
@@ -378,6 +380,9 @@ class Stack:
 
     @contextmanager
     def _turned(self, tables: Sequence[Tensor | None]) -> Iterator[None]:
+        if not tables:
+            yield
+            return
         before = [layer.rotary for layer in self._layers]
         for layer, table in zip(self._layers, tables, strict=False):
             layer.rotary = _address(table)
