@@ -20,7 +20,13 @@ from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
 from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
-from petiole.gpu_worker.runtime.cpu.native.layers.model import LayerStruct, ModelStruct, NormStruct, StepStruct
+from petiole.gpu_worker.runtime.cpu.native.layers.model import (
+    MAPS,
+    LayerStruct,
+    ModelStruct,
+    NormStruct,
+    StepStruct,
+)
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
     EmbeddingAndHead,
     KVPointers,
@@ -54,23 +60,43 @@ class Drafting:
     of_layers: ctypes.Array[NormStruct]
     of_chain: ctypes.Array[NormStruct]
     room: Tensor
-    join_quickly: Callable[..., object]
-    """`petiole_join` without letting go of the interpreter: the engine's thread would take it."""
+    quickly: ctypes.PyDLL
+    """The library, for calls that do not let go of the interpreter: the engine's thread would take it."""
+    terms: int
+    """Multiply-adds of the layer for each input, without those of experts."""
+    mixes: bool
+    """Whether it has experts."""
     most: int = 0
     scratch: int = 0
     stride: int = 0
 
     @classmethod
     def of(
-        cls, library: ctypes.CDLL, structures: Structures, ends: EmbeddingAndHead, weights: DraftingWeights
+        cls,
+        library: ctypes.CDLL,
+        structures: Structures,
+        ends: EmbeddingAndHead,
+        weights: DraftingWeights,
+        layer: LayerStruct,
     ) -> Drafting:
         norms = weights.token_norm, weights.hidden_norm, weights.norm, ends.norm_weights
         token, known, own, last = (structures.norm(ends.norm, one) for one in norms)
         pair = NormStruct * 2
-        quick = ctypes.PyDLL(library._name, handle=library._handle).petiole_join
-        quick.restype = None
+        quickly = ctypes.PyDLL(library._name, handle=library._handle)
+        terms = sum(one.n * one.k for one in (getattr(layer, name) for name in MAPS))
         join = structures.linear(weights.join)
-        return cls(join, token, own, last, pair(last, known), pair(own, known), torch.empty(0), quick)
+        return cls(
+            join,
+            token,
+            own,
+            last,
+            pair(last, known),
+            pair(own, known),
+            torch.empty(0),
+            quickly,
+            terms,
+            bool(layer.experts),
+        )
 
 
 class Stack:
@@ -160,7 +186,7 @@ class Stack:
         self._drafting = None
         if drafting is not None and ends is not None:
             library.petiole_join_scratch.restype = c_int64
-            self._drafting = Drafting.of(library, self._structures, ends, drafting)
+            self._drafting = Drafting.of(library, self._structures, ends, drafting, self._layers[n_layers])
         if per_layer is not None:
             self._structures.add_per_layer(self.model, per_layer)
         self._widths = {  # floats for each position
@@ -273,13 +299,19 @@ class Stack:
         step.rotary = step.positions if rotary is None else rotary.ctypes.data
         step.o, step.outputs = len(outputs), outputs.ctypes.data
         step.hidden, step.logits = hidden.ctypes.data, logits.data_ptr() if len(outputs) else None
+        terms, n_threads = (
+            len(hidden) * drafting.terms + len(outputs) * model.head.n * model.head.k,
+            step.n_threads,
+        )
+        small = terms < _WORTH_THREADS and not drafting.mixes
+        step.n_threads = 1 if small else n_threads
         try:
             with self._turned(turned):
-                self._compute(step)
+                self._compute(step, drafting.quickly if small else self._library)
             return hidden[: len(outputs)]
         finally:
             model.layers, model.n_layers, model.last_kept = whole
-            model.norm = drafting.last_norm
+            model.norm, step.n_threads = drafting.last_norm, n_threads
 
     def _joined(
         self, drafting: Drafting, known: Floats, token_ids: Int64Array, embedded: Floats | None, *, chained: bool
@@ -295,7 +327,7 @@ class Stack:
             n_bytes = drafting.scratch + torch.get_num_threads() * drafting.stride
             drafting.room = new_tensor((-(-n_bytes // 4),), torch.float32, torch.device("cpu"))
         room = drafting.room.data_ptr()
-        (drafting.join_quickly if small else self._library.petiole_join)(
+        (drafting.quickly if small else self._library).petiole_join(
             ctypes.byref(self.model),
             ctypes.byref(join),
             ctypes.byref(drafting.token_norm),
@@ -392,8 +424,8 @@ class Stack:
             for layer, table in zip(self._layers, before, strict=True):
                 layer.rotary = table
 
-    def _compute(self, step: StepStruct) -> None:
-        failures = self._library.petiole_forward(ctypes.byref(self.model), ctypes.byref(step))
+    def _compute(self, step: StepStruct, library: ctypes.CDLL | ctypes.PyDLL | None = None) -> None:
+        failures = (library or self._library).petiole_forward(ctypes.byref(self.model), ctypes.byref(step))
         if failures < 0:
             raise ModelError("adapters: must have the sizes of the model's linear layers")
         if failures:
