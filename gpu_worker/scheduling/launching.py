@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -94,13 +95,14 @@ class Preparation:
             for seq in plan.sequences:
                 seq.schedule_decode(planned=True)
         else:
-            for i, seq in enumerate(plan.sequences):
-                if i >= plan.n_decodes:
-                    seq.schedule_prefill(plan.lengths[i])
-                elif plan.drafts is not None and plan.drafts[i]:
-                    seq.schedule_speculative(1 + len(plan.drafts[i]), planned=True)
+            n_decodes = plan.n_decodes
+            for seq, drafts in zip(plan.sequences[:n_decodes], plan.drafts or repeat(()), strict=False):
+                if drafts:
+                    seq.schedule_speculative(1 + len(drafts), planned=True)
                 else:
                     seq.schedule_decode(planned=True)
+            for seq, length in zip(plan.chunks, plan.lengths[n_decodes:], strict=True):
+                seq.schedule_prefill(length)
         batch = make_batch(plan, starts, rows, table, before.in_doubt, self._ahead(before, ends))
         for seq, end in zip(plan.chunks, ends[plan.n_decodes :].tolist(), strict=True):
             assert seq.allocation is not None

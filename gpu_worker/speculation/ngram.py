@@ -49,7 +49,7 @@ class NgramProposer:
 
     def drafter(self, tokens: Sequence[int]) -> NgramDrafter:
         drafter = NgramDrafter(self.shortest, self.longest)
-        drafter.extend(tokens)
+        drafter.extend([int(token) for token in tokens])
         return drafter
 
 
@@ -73,8 +73,9 @@ class NgramDrafter:
         own, behind, longest = self._tokens, self._behind, self._longest
         skips = range(1 + longest - self._shortest)
         of_all, of_proposed = self._of_all, self._of_proposed
+        end, last = len(own), tuple(own[-longest:])
         for token in tokens:
-            end, start, last = len(own), 0, tuple(own[-longest:])
+            start = 0
             for skipped in skips if end >= longest else range(max(0, 1 + end - self._shortest)):
                 gram = last[skipped:]
                 start = start or behind.get(gram, 0)
@@ -84,7 +85,8 @@ class NgramDrafter:
                 of_all += LATEST * (hit - of_all)
                 if not n_drafts:
                     of_proposed += RECOVERED * (hit - of_proposed)
-            own.append(int(token))
+            own.append(token)
+            last, end = (*last, token)[-longest:], end + 1
         n_held = len(tokens) - 1
         for k in range(min(n_held + 1, n_drafts)):
             of_proposed += LATEST * ((k < n_held) - of_proposed)
