@@ -12,7 +12,7 @@ recorded, by the page table; the row's next step sends all from the first of the
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any, cast
@@ -145,10 +145,10 @@ def make_batch(
     reached = lengths if ahead is None or ahead.max() < 2 else lengths + np.maximum(ahead - 1, 0)
     if plan.lengths is None:
         pending, pages = _constant(n, PENDING), page_updates(table, rows, starts, reached, _constant(0, 0))
-        batch = StepBatch(plan.kind, rows, starts, ones, pending, ones, pending, [], pages)
-    else:
-        batch = _ragged_batch(plan, starts, lengths, reached, rows, table)
-    return batch if in_doubt is None and ahead is None else replace(batch, in_doubt=in_doubt, ahead=ahead)
+        return StepBatch(
+            plan.kind, rows, starts, ones, pending, ones, pending, [], pages, in_doubt=in_doubt, ahead=ahead
+        )
+    return _ragged_batch(plan, starts, lengths, reached, rows, table, in_doubt=in_doubt, ahead=ahead)
 
 
 def encode_batch(images: Sequence[EncodeInput]) -> StepBatch:
@@ -172,13 +172,14 @@ def _ragged_batch(
     reached: Int32Array,
     rows: Int32Array,
     table: PageTable,
+    **more: Any,
 ) -> StepBatch:
-    """A batch of any operations. reached: [B], the positions that need a page."""
+    """A batch of any operations. reached: [B], the positions that need a page. more: fields of the batch."""
     token_ids, outputs = _decoded(plan, starts[: plan.n_decodes], lengths[: plan.n_decodes])
     if not plan.n_chunks:
         pending, pages = _constant(len(rows), PENDING), page_updates(table, rows, starts, reached, _constant(0, 0))
-        images = _images(plan, starts, lengths)
-        return StepBatch(plan.kind, rows, starts, lengths, token_ids, outputs, pending, [], pages, **images)
+        more |= _images(plan, starts, lengths)
+        return StepBatch(plan.kind, rows, starts, lengths, token_ids, outputs, pending, [], pages, **more)
     pending = np.full(len(rows), PENDING, np.int32)
     bindings, following, inputs = list[RowBinding](), pending.copy(), [token_ids]
     for i, seq in enumerate(plan.chunks, plan.n_decodes):
@@ -207,6 +208,7 @@ def _ragged_batch(
         unpooled=_unpooled(plan),
         **(_known_values(plan, starts, lengths) or _types(plan, starts, lengths)),
         **_images(plan, starts, lengths),
+        **more,
     )
 
 

@@ -217,10 +217,20 @@ class RowStates:
         if uses & Uses.NAMED:
             naming = np.flatnonzero(used & Uses.NAMED)
             named = _named_at(naming, [bound.named[i] for i in of[naming].tolist()])
-        plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size, named)
-        if self.n_drafts and batch.kind != "encode":
-            following = following_of(batch, inputs)
-            plan = replace(plan, following=following, sampled_inputs=inputs.sampled_inputs)
+        following = following_of(batch, inputs) if self.n_drafts and batch.kind != "encode" else None
+        plan = OutputPlan(
+            rows,
+            parameters,
+            positions,
+            drafts,
+            pairs,
+            ends,
+            uses,
+            self._vocab_size,
+            named,
+            following=following,
+            sampled_inputs=inputs.sampled_inputs,
+        )
         if (scored := batch.scored) is None or inputs.scored is None:
             return plan
         scores = ScorePlan(inputs.scored, scored.token_ids.astype(np.int64), scored.top)

@@ -31,6 +31,7 @@ from petiole.gpu_worker.runtime.step.verify import Accept
 
 _SCORED_TOGETHER = 64
 _NO_PAIRS = np.empty((0, 2), np.int64)
+_NOTHING = np.empty(0, np.int64)
 
 
 class OutputSampler:
@@ -82,7 +83,10 @@ class OutputSampler:
         if plan.n:
             following = following.copy()
             following[plan.sampled_inputs] = outputs["token_ids"].numpy()
-        wanted = np.zeros_like(batch.outputs) if batch.ahead is None else batch.ahead * (batch.outputs > 0)
+        if batch.ahead is None:
+            head.first(following, _NOTHING)
+            return {}
+        wanted = batch.ahead * (batch.outputs > 0)
         rows = np.flatnonzero(wanted)
         accepted = outputs["accepted"].numpy() if "accepted" in outputs else batch.outputs
         last = (np.cumsum(batch.outputs) - batch.outputs + accepted)[rows] - 1

@@ -60,7 +60,7 @@ class PlannedDrafts:
             return plan
         price, drafts = self.price.of(len(plan.sequences)), plan.drafts or [()] * len(plan.sequences)
         ahead = [self._wanted(seq, price, len(own)) for seq, own in zip(plan.sequences, drafts, strict=True)]
-        return replace(plan, ahead=ahead)
+        return replace(plan, ahead=ahead) if any(ahead) else plan
 
     def _of(
         self, seq: ScheduledSequence, worth: int, price: Price, launched: Launched | None
