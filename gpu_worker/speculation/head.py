@@ -57,6 +57,6 @@ class HeadDrafter:
     def expects(self, n: int) -> float:
         return held(self.trust, n)
 
-    def wanted(self, count: int, price: float) -> int:
-        is_tried = price < 1 and self._n_tokens % TRIED == 0
-        return min(count, max(worthwhile(self.trust, price), is_tried))
+    def wanted(self, count: int, price: Price) -> int:
+        is_tried = price.draft < 1 and self._n_tokens % TRIED == 0
+        return min(count, max(self.worth(price, in_flight=False), is_tried))

@@ -102,7 +102,7 @@ class PlannedDrafts:
         if seq.drafter is None or room <= 0:
             return 0
         try:
-            n = seq.drafter.wanted(room, price.draft)
+            n = seq.drafter.wanted(room, price)
             waits = self._needs_commit(seq)
             return n if not waits or price.pays(seq.drafter.expects(n), n) else 0
         except Exception as error:
