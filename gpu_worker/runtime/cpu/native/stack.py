@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
 _WORTH_THREADS = 2**22
-"""Multiply-adds of a product from which several threads share it."""
+"""Multiply-adds from which several threads share them, and the interpreter goes on meanwhile."""
 
 
 @dataclass
@@ -299,19 +299,15 @@ class Stack:
         step.rotary = step.positions if rotary is None else rotary.ctypes.data
         step.o, step.outputs = len(outputs), outputs.ctypes.data
         step.hidden, step.logits = hidden.ctypes.data, logits.data_ptr() if len(outputs) else None
-        terms, n_threads = (
-            len(hidden) * drafting.terms + len(outputs) * model.head.n * model.head.k,
-            step.n_threads,
-        )
+        terms = len(hidden) * drafting.terms + len(outputs) * model.head.n * model.head.k
         small = terms < _WORTH_THREADS and not drafting.mixes
-        step.n_threads = 1 if small else n_threads
         try:
             with self._turned(turned):
                 self._compute(step, drafting.quickly if small else self._library)
             return hidden[: len(outputs)]
         finally:
             model.layers, model.n_layers, model.last_kept = whole
-            model.norm, step.n_threads = drafting.last_norm, n_threads
+            model.norm = drafting.last_norm
 
     def _joined(
         self, drafting: Drafting, known: Floats, token_ids: Int64Array, embedded: Floats | None, *, chained: bool

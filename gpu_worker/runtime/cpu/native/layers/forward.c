@@ -158,7 +158,6 @@ void petiole_join(const Model *m, const Linear *join, const Norm *token_norm, co
     own.packed = first.packed;
     const uint32_t before = begin_tiles();
     if (token_ids) embed_tokens(&m->head, t, token_ids, m->embedding_factor, out);
-#pragma omp barrier
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < t; i++) {
       float *token = both + 2 * i * n, *behind = token + n;
