@@ -63,6 +63,7 @@ An engine without a real model:
     toy_engine       an engine over the toy model, and the oracle of its answers
     toy_runtime      the toy model: exact arithmetic, on the CPU device's streams
     toy_text         its tokenizer and a constraint
+    split_keys       FlashInfer's attention over keys that are split among blocks, in numpy
     stepped          a scheduler that is stepped by hand, without threads or torch
     sequences        sequences of the state machine
     interrupted      a fault at any call that the engine makes
