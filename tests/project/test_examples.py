@@ -79,8 +79,9 @@ BETWEEN = {
     "README.md": {
         1: """
 client = app.test_client()
-assert client.post("/jobs", json={"prompt": ""}).status_code == 400
-print(client.get("/jobs/" + client.post("/jobs", json={"prompt": "1, 2, 3"}).json["id"] + "/stream").text)
+assert client.post("/jobs", json={"messages": []}).status_code == 400
+asked = {"messages": [{"role": "user", "content": "Count from 1 to 5."}]}
+print(client.get("/jobs/" + client.post("/jobs", json=asked).json["id"] + "/stream").text)
 """
     },
     "docs/streams.md": {
