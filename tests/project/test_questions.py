@@ -136,3 +136,17 @@ def test_a_row_of_a_table_is_a_block_on_a_phone() -> None:
         assert first.bounding_box()["y"] < second.bounding_box()["y"]
         assert second.get_attribute("data-column") == "measured"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.skipif(not (SITE / "mermaid.min.js").exists(), reason="needs the site, with npm: make docs")
+def test_every_diagram_is_drawn() -> None:
+    diagrams = (DOCS / "lives.md").read_text().count("```mermaid\n")
+    with served() as address, chromium() as browser:
+        page = browser.new_page()
+        failed: list[object] = []
+        page.on("pageerror", lambda error: failed.append(error))
+        page.goto(f"{address}lives/")
+        page.wait_for_function(
+            f"document.querySelectorAll('pre.diagram[data-processed] svg').length == {diagrams}"
+        )
+        assert failed == []
