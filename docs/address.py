@@ -39,8 +39,9 @@ def blocks(known: Mapping[str, str], version: str) -> dict[str, str]:
         )
     else:
         install = (
-            f"{version} is on no package index yet: `make dist` in a checkout builds it. After "
-            f"`export PIP_FIND_LINKS=/path/to/checkout/dist` each `pip install` finds it. Pin `petiole=={version}`."
+            f"{version} is on no package index yet: `make dist` in a checkout builds it. "
+            f"After `export PIP_FIND_LINKS=/path/to/checkout/dist` each `pip install` finds it. "
+            f"Pin `petiole=={version}`."
         )
     report = (
         f"at [{known['Security'].removeprefix('mailto:')}]({known['Security']})"
