@@ -130,8 +130,7 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape = without_ids if NO_IDS in scope["headers"] else bytes
-        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send), shape))
+        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send), NO_IDS in scope["headers"]))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +141,7 @@ class EventStream(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
 
-    async def _send(self, send: Send, outermost: Send, shape: Callable[[bytes], bytes]) -> None:
+    async def _send(self, send: Send, outermost: Send, no_ids: bool) -> None:
         """The layers of this application look at the start, the first part and the end of an answer. The parts
         between go past them."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -150,6 +149,10 @@ class EventStream(Response):
             await send(start)
             through = send
             async for part in parts:
-                await through({"type": "http.response.body", "body": on_one_line(shape(part)), "more_body": True})
+                if no_ids:
+                    part = without_ids(part)
+                if not part.isascii():
+                    part = on_one_line(part)
+                await through({"type": "http.response.body", "body": part, "more_body": True})
                 through = outermost
         await send({"type": "http.response.body", "body": b"", "more_body": False})
