@@ -74,7 +74,9 @@ def _shown(args: Any) -> Any:
 
 
 def _value(value: object) -> object:
-    return value if isinstance(value, Number) else _Shown(value)
+    if isinstance(value, str):  # to ask whether it is a number of any kind takes longer
+        return _Shown(value)
+    return value if isinstance(value, (int, float, Number)) else _Shown(value)
 
 
 def traceback_of(exc_info: Any) -> str:

@@ -55,13 +55,12 @@ def without_ids(part: bytes) -> bytes:
 
 def written(frames: Sequence[Frame]) -> bytes:
     """Events as they go over the wire."""
-    return _written(frames[0]) if len(frames) == 1 else b"".join(map(_written, frames))
-
-
-def _written(frame: Frame) -> bytes:
-    """A frame as bytes. Its data is JSON, which has no line breaks."""
-    event = b"id: %b\ndata: %b\n\n" % (frame.cursor.encode(), frame.data)
-    return event if frame.name is None else b"event: %b\n%b" % (frame.name.encode(), event)
+    out = b""
+    for frame in frames:  # its data is JSON, which has no line breaks
+        if frame.name is not None:
+            out += b"event: %b\n" % frame.name.encode()
+        out += b"id: %b\ndata: %b\n\n" % (frame.cursor.encode(), frame.data)
+    return out
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
