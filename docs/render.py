@@ -50,8 +50,8 @@ from petiole.contract.settings.engine import SWITCHES
 from petiole.contract.tasks import TASKS
 from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.fleet import models, reports
-from petiole.tasks.record.codec import AT_THE_END
 from petiole.tasks.settings import PREFIX
+from petiole.tasks.wire.record.codec import AT_THE_END
 from tests.support.clients import RECORD, STEPS
 
 ROOT = Path(__file__).resolve().parents[1]

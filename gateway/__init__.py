@@ -15,22 +15,15 @@ for all of them: see docs/gateway.md.
 
 Each line may import what stands below it.
 
-    server          `petiole serve`: the application under uvicorn
-    connections     a client's HTTP connection: a request that does not arrive ends
-    application     the ASGI application: which room answers which path
-    observability   the access log and the figures, without prompts; faults of the gateway itself
-    headers         headers within limits
-    cors            which web pages may call it
-    authentication  who asks: a key and its tenant, before anything else is done
-    routes/         the handlers of each interface's paths: they hold nothing but rooms together
-    dialects        in which form a client is told of an error: that of its interface
-    batches/        OpenAI's files and batches
-    pooling/        vectors and scores of texts: OpenAI's embeddings, rerank, score
-    openai/         OpenAI's interface: requests become tasks, parts become chunks
-    anthropic/      Anthropic's interface
-    page/           the page at `/`: chat and fleet, in static files
-    serving/        everything with input or output: bodies, records in Redis, submission, following, streams
-    core/           what is pure: records, parts of an output, numbers of events, failures
+    http/       the server and the ASGI application: connections, headers, origins, keys, access log, errors
+    routes/     the handlers of each interface's paths: they hold nothing but rooms together
+    batches/    OpenAI's files and batches
+    pooling/    vectors and scores of texts: OpenAI's embeddings, rerank, score
+    openai/     OpenAI's interface: requests become tasks, parts become chunks
+    anthropic/  Anthropic's interface
+    page/       the page at `/`: chat and fleet, in static files
+    serving/    everything with input or output: bodies, records in Redis, submission, following, streams
+    core/       what is pure: records, parts of an output, numbers of events, failures
 """
 
 from __future__ import annotations
@@ -40,10 +33,10 @@ from typing import TYPE_CHECKING
 from petiole import _alias, _lazy
 
 if TYPE_CHECKING:
-    from petiole.gateway.application import app
+    from petiole.gateway.http.application import app
 
 __all__ = ["app"]
 
-__getattr__ = _lazy.names(__name__, {"app": "petiole.gateway.application:app"})
+__getattr__ = _lazy.names(__name__, {"app": "petiole.gateway.http.application:app"})
 
 _alias.claim(__name__)

@@ -10,20 +10,16 @@ is the producer side: importing this package reads no settings, connects to noth
 numpy. The names below are imported at their first use.
 
     commands/        `petiole ...`: the command line, the demo; imported by nobody
-    worker/          a worker: the only part that imports the engine; Celery finds it by `worker_side`
+    worker/          a worker: the only part that imports the engine; Celery finds it by `app.worker_side`
     submission/      the tasks, `generate`, `chat`, `query`: what `delay` checks and sends
     streams/         reading a task's stream, for an application, a task's `stream()` and the command line
     fleet/           watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/             the Celery app: its configuration, result backend, RabbitMQ
     servers/         how to reach Redis: connections, sentinels, an embedded server
     traces/          OpenTelemetry's traces: the headers that carry them, the spans of producers and readers
-    record/          what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
-    messages/        the headers of a task's message: their rules, and the key of affinity
+    wire/            what stands in Redis and in messages: records of tasks, headers, names of keys
     settings         every setting, from PETIOLE_* variables; the engine's are in `contract.settings.engine`, too
-    worker_side      the names of the worker's classes, as dotted strings
-    urls             the forms of broker and Redis URLs; passwords that are not shown
     output_parsing/  the parser of reasoning and tool calls, and formats as data; imports nothing of Petiole's
-    keys             every name that Petiole writes into Redis or into a message
     errors           the exceptions that a caller may get
 """
 

@@ -27,8 +27,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from petiole.contract.settings.engine import SWITCHES, EngineConfig, EngineSettings
 from petiole.contract.settings.gateway import GatewaySettings
-from petiole.tasks.errors import InvalidSettings
-from petiole.tasks.urls import (
+from petiole.contract.settings.urls import (
     DEFAULT_MASTER,
     EMBEDDED,
     ENCODED,
@@ -41,6 +40,7 @@ from petiole.tasks.urls import (
     redacted,
     scheme,
 )
+from petiole.tasks.errors import InvalidSettings
 
 PREFIX = "PETIOLE_"
 LONGEST_S = 10**9  # a limit of Redis and of locks

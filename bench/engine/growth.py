@@ -119,9 +119,9 @@ def operations(length: float) -> float:
 
 def readers(n: int) -> float:
     """Microseconds of this process for each reader and delta, with `n` readers of one stream in one event loop."""
-    from petiole.tasks.keys import stream_keys
     from petiole.tasks.servers import connections
     from petiole.tasks.streams import readers
+    from petiole.tasks.wire.keys import stream_keys
 
     task_id = f"bench-readers-{n}"
     connections.streams().delete(stream_keys(task_id).log)

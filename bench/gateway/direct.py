@@ -103,8 +103,8 @@ class Streams:
 def record(streams: Streams, name: str) -> list[str]:
     """The gateway's record of each, as a request writes it. Returns their ids."""
     from petiole.gateway.core.record import RequestRecord, dump
-    from petiole.tasks.keys import gateway_key
     from petiole.tasks.servers import connections
+    from petiole.tasks.wire.keys import gateway_key
 
     ids = [f"{name}-{one}" for one in range(streams.n)]
     with connections.streams().pipeline(transaction=False) as pipe:

@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import stream_keys
 
 FLUSH = 64
 """Streams that a worker writes in one call."""

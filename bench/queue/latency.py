@@ -129,9 +129,9 @@ def add(report: Report, name: str, samples: list[tuple[float, float]], target: f
 
 
 def readers(report: Report, deltas: int, rounds: int) -> None:
-    from petiole.tasks.keys import stream_keys
     from petiole.tasks.servers import connections
     from petiole.tasks.streams import readers
+    from petiole.tasks.wire.keys import stream_keys
 
     def bare() -> float:
         subscription = connections.streams().pubsub()

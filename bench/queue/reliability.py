@@ -18,10 +18,10 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.request import Delta, Request, SamplingParams
 from petiole.gpu_worker.request.handle import Handle
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import Settings
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.broker.ledger import Ledger

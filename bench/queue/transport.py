@@ -25,10 +25,10 @@ from kombu.transport import redis as stock
 
 from bench.harness.report import Report, arguments, compare
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker.broker import transport as leased
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 

@@ -17,11 +17,11 @@ from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.retry import patiently
 from petiole.tasks.app.thread_executor import ProcessThreads
 from petiole.tasks.errors import BatchError
-from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import segments
 from petiole.tasks.submission.batches.files import roots, storage
+from petiole.tasks.wire.keys import gateway_key
 
 THREADS = ProcessThreads("files", size=4, most=1000)
 KNOWN_FOR_S = 60.0

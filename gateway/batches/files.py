@@ -21,12 +21,12 @@ from petiole.gateway.batches.file_storage import below_root, blocking, file_at, 
 from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.retry import patiently
-from petiole.tasks.keys import gateway_key
-from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
 from petiole.tasks.submission.batches.durable import records
 from petiole.tasks.submission.batches.durable.records import BatchRecord
 from petiole.tasks.submission.batches.files import storage
+from petiole.tasks.wire.keys import gateway_key
+from petiole.tasks.wire.record import scripts
 
 SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")

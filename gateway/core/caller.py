@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from petiole import json_text
-from petiole.tasks.keys import TENANT_HEADER
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.wire.keys import TENANT_HEADER
 
 NOTHING: Mapping[str, Any] = {}
 NAME = r"[A-Za-z0-9_-]{1,64}"

@@ -16,10 +16,10 @@ from petiole.contract.errors import shorten
 from petiole.contract.limits import MAX_PROMPT_TOKENS
 from petiole.contract.requests import images
 from petiole.contract.requests.bounds import Bounded, Entries
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.gateway.core.foreign import unknown
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import invalid, settings
-from petiole.tasks.urls import RABBITMQ, scheme
 
 Images = Mapping[str, str]
 """By http URL, the data URL of its image."""

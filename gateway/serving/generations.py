@@ -33,7 +33,6 @@ from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.availability import lack
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import LOST, Commands
 from petiole.tasks.settings import settings
@@ -42,6 +41,7 @@ from petiole.tasks.streams.assembly import StreamAssembler
 from petiole.tasks.streams.callback_reader import CallbackStream
 from petiole.tasks.submission import definitions
 from petiole.tasks.submission.message_templates import PreparedMessage, templates
+from petiole.tasks.wire.keys import stream_keys
 
 MOST_WAITING = 1024
 """Deltas that wait for a slow client. Behind them the log is read again when they are gone."""

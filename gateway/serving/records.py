@@ -13,8 +13,8 @@ from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.record import RequestRecord, dump, load
 from petiole.gateway.serving.retry import patiently
-from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import gateway_key
 
 
 def written(record: RequestRecord, keep_s: int) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ import redis
 from petiole import json_text
 from petiole.gateway.core.caller import caller
 from petiole.gateway.serving.retry import patiently
-from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import gateway_key
 
 
 def _key(name: str) -> str:

@@ -30,17 +30,17 @@ from petiole.contract.requests.count import queue_of
 from petiole.contract.requests.generation import Common
 from petiole.contract.results.outputs import Timing
 from petiole.contract.tasks import COUNT, TASKS
-from petiole.tasks import worker_side
+from petiole.tasks.app import worker_side
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.configuration import celery_url
 from petiole.tasks.errors import PetioleError, describe, rebuild
 from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import REPORT_INTERVAL_S, WorkerReport
-from petiole.tasks.record import codec
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.submission.task import offered
+from petiole.tasks.wire.record import codec
 from petiole.testing import here, script
 from petiole.testing.script import MODEL, Received, Scripted, ScriptedOutput
 from petiole.testing.stream import StreamWriter

@@ -12,10 +12,10 @@ from typing import Any
 import redis
 
 from petiole.contract.results.outputs import Delta, Prepared
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record import codec, scripts
-from petiole.tasks.record.codec import LoggedOutput
-from petiole.tasks.record.scripts import PublishReply
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record import codec, scripts
+from petiole.tasks.wire.record.codec import LoggedOutput
+from petiole.tasks.wire.record.scripts import PublishReply
 
 
 class StreamWriter:

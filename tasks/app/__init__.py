@@ -11,6 +11,7 @@ redis_transport  what this app does as a client: messages of several callers in 
                  replicas; control commands
 queues           where queues are declared and listed; quorum queues and delays on RabbitMQ
 amqp             how Celery makes messages
+worker_side      the names of the worker's classes, as dotted strings
 stored_errors    the module name of stored errors, the same for every version; their class:
                  `worker.output.outcomes`
 interop          which app is the user's; checks what both must have in common when a canvas of both is submitted;

@@ -20,15 +20,14 @@ from celery.app.utils import Settings as StockConfiguration
 from celery.signals import celeryd_after_setup, celeryd_init
 
 from petiole import _lazy
+from petiole.contract.settings.urls import RABBITMQ, SENTINEL, scheme
 from petiole.contract.tasks import TASKS
-from petiole.tasks import worker_side
-from petiole.tasks.app import interop
+from petiole.tasks.app import interop, worker_side
 from petiole.tasks.app.amqp import Amqp
 from petiole.tasks.app.circuit_breaker import Breaker
 from petiole.tasks.app.pools import ConnectionPools
 from petiole.tasks.app.queues import whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
-from petiole.tasks.urls import RABBITMQ, SENTINEL, scheme
 
 if TYPE_CHECKING:
     from petiole.tasks import settings

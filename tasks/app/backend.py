@@ -20,11 +20,11 @@ import redis
 from celery.backends import redis as stock
 from celery.exceptions import BackendError
 
+from petiole.contract.settings.urls import SentinelUrl, redacted
 from petiole.tasks.app.result_consumer import ResultConsumer
 from petiole.tasks.app.stored_errors import StoredErrors
 from petiole.tasks.servers.failover import MasterPool, caused_by_call
 from petiole.tasks.servers.sentinels import SYNC, pool_parameters
-from petiole.tasks.urls import SentinelUrl, redacted
 
 REFUSALS = (redis.RedisError, OSError, BackendError)
 """The errors of a result backend that is away or full. They do not mean that a result is wrong."""

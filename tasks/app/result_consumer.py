@@ -29,8 +29,8 @@ from celery import states
 from celery.backends.asynchronous import BaseResultConsumer
 from celery.result import AsyncResult, EagerResult
 
+from petiole.contract.settings.urls import redacted
 from petiole.tasks.errors import Unavailable
-from petiole.tasks.urls import redacted
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,9 @@ from kombu.exceptions import OperationalError
 import petiole
 from petiole.contract.settings.engine import EngineSettings
 from petiole.contract.settings.gateway import GatewaySettings
-from petiole.tasks import settings, worker_side
+from petiole.contract.settings.urls import redacted
+from petiole.tasks import settings
+from petiole.tasks.app import worker_side
 from petiole.tasks.commands import control as steering, conversation, keys, models, plan, status, usage
 from petiole.tasks.commands.batch import command as batch
 from petiole.tasks.commands.terminal import error_text, plainly, print_table
@@ -28,7 +30,6 @@ from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.streams.api import stream
-from petiole.tasks.urls import redacted
 
 METRICS_PORT = 9464
 MOST_PORT = 65_535

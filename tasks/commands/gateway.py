@@ -27,7 +27,7 @@ from petiole.tasks.errors import PetioleError
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 
-GATEWAY = "petiole.gateway.server"
+GATEWAY = "petiole.gateway.http.server"
 MOST_STARTS = 5
 _START_S = 3600.0
 _LOOK_S = 1.0

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 
-from petiole.tasks import worker_side
+from petiole.tasks.app import worker_side
 from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.fleet import models
 from petiole.tasks.fleet.models import ModelFacts

@@ -9,7 +9,7 @@ import re
 import sys
 from typing import Any
 
-from petiole.tasks import worker_side
+from petiole.tasks.app import worker_side
 from petiole.tasks.commands.terminal import table_text
 
 CARDS = {

@@ -15,9 +15,9 @@ import redis
 from kombu.exceptions import OperationalError
 
 from petiole import plain
+from petiole.contract.settings.urls import redacted
 from petiole.tasks import settings
 from petiole.tasks.errors import PetioleError, Unavailable
-from petiole.tasks.urls import redacted
 
 Row = Sequence[str]
 

@@ -12,10 +12,10 @@ from celery import Celery
 from celery.states import PENDING, RECEIVED
 
 from petiole import _lazy
+from petiole.contract.settings.urls import redacted
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import Unavailable
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.urls import redacted
+from petiole.tasks.wire.keys import stream_keys
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult

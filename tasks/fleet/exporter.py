@@ -24,9 +24,9 @@ from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.fleet.usage import TenantUsage
-from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.failover import refuses_writes
+from petiole.tasks.wire.keys import QUARANTINE_KEY
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from petiole.tasks.keys import ADAPTERS_KEY
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import ADAPTERS_KEY
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 from celery.states import SUCCESS
 
+from petiole.contract.settings.urls import redacted
 from petiole.tasks.app.application import App
 from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import WorkerReport
-from petiole.tasks.urls import redacted
 
 logger = logging.getLogger(__name__)
 

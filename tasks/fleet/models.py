@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from petiole.contract.settings.urls import redacted
 from petiole.tasks.errors import InvalidRequest, Unavailable
 from petiole.tasks.fleet import loaded_adapters, reports
-from petiole.tasks.keys import ADAPTERS_KEY, MODELS_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import redacted
+from petiole.tasks.wire.keys import ADAPTERS_KEY, MODELS_KEY
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from kombu.transport.redis import Channel as RedisChannel
 from pydantic import BaseModel
 
 from petiole.contract.requests.count import SUFFIX
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.fleet import models, reports
@@ -22,7 +23,6 @@ from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.replies import is_damage
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import RABBITMQ, scheme
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Annotated, Literal, NamedTuple
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from petiole.tasks.keys import WORKERS_KEY
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import WORKERS_KEY
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import redis
 from pydantic import BaseModel
 
-from petiole.tasks.keys import LIVES_KEY
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import LIVES_KEY
 
 logger = logging.getLogger(__name__)
 

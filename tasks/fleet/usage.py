@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple
 import redis
 from pydantic import Field, TypeAdapter, ValidationError
 
-from petiole.tasks.keys import budgets_key, usage_keys
-from petiole.tasks.record.ledger import SECONDS_A_DAY, SUMS
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import budgets_key, usage_keys
+from petiole.tasks.wire.record.ledger import SECONDS_A_DAY, SUMS
 
 
 class TenantUsage(NamedTuple):

@@ -19,12 +19,12 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from petiole.contract.settings.urls import EMBEDDED, SENTINEL, SentinelUrl, scheme, verified
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.failover import AsyncMasterPool, MasterPool
 from petiole.tasks.servers.sentinels import ASYNC, SYNC, options_for, pool_parameters
 from petiole.tasks.servers.shared import Commands as Commands, SharedConnection
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import EMBEDDED, SENTINEL, SentinelUrl, scheme, verified
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 10.0

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import redis
 
+from petiole.contract.settings.urls import RABBITMQ, redacted, scheme
 from petiole.tasks.servers.connections import LOST, connect
-from petiole.tasks.urls import RABBITMQ, redacted, scheme
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import redis
 import redis.asyncio
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from petiole.tasks.keys import PROBE_KEY
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.replies import Answers, AsyncAnswers, is_damage, named
+from petiole.tasks.wire.keys import PROBE_KEY
 
 CHECK_S = 2.0
 """How long a check is valid."""

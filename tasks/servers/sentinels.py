@@ -15,9 +15,9 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 from redis.sentinel import MasterNotFoundError
 
+from petiole.contract.settings.urls import DEFAULT_MASTER, SENTINEL, SentinelUrl, netloc, scheme
 from petiole.tasks.servers import redis_py
 from petiole.tasks.settings import Settings
-from petiole.tasks.urls import DEFAULT_MASTER, SENTINEL, SentinelUrl, netloc, scheme
 
 ANSWER_S = 2.0
 """Connect and read timeout of each sentinel, after which the next one is asked."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from petiole.contract.results.task_result import StreamDelta
-from petiole.tasks.record.codec import without
+from petiole.tasks.wire.record.codec import without
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from celery.result import AsyncResult
 from pydantic import ValidationError
 
 from petiole.contract.results.task_result import End
+from petiole.contract.settings.urls import redacted
 from petiole.tasks.errors import StreamError, Unavailable, UnknownTask
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import redacted
+from petiole.tasks.wire.keys import stream_keys
 
 
 def end(task: AsyncResult | str) -> End | None:

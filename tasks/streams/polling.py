@@ -16,8 +16,8 @@ from celery.backends.base import Backend, DisabledBackend
 from celery.backends.redis import RedisBackend
 
 from petiole.tasks.app.thread_executor import LOOKUPS
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import stream_keys
 
 TOGETHER_S = 0.1
 """For how long the first stream that looks waits for others."""

@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from petiole.contract.results.task_result import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks import errors
 from petiole.tasks.errors import StreamError, StreamExpired, StreamTimeout
-from petiole.tasks.record.codec import without
 from petiole.tasks.streams.assembly import StreamAssembler
+from petiole.tasks.wire.record.codec import without
 
 LEAST_S = 0.001  # time to take what has come already
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages

@@ -25,7 +25,6 @@ from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.availability import QueueWatch
-from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.replies import DamagedKey
 from petiole.tasks.streams import subscriptions
@@ -34,6 +33,7 @@ from petiole.tasks.streams.polling import IdleStream, stream_poller
 from petiole.tasks.streams.presentation import StreamPresentation
 from petiole.tasks.streams.protocol import LEAST_S, ConnectionLost, Parse, Step, StreamProtocol, read
 from petiole.tasks.traces import spans
+from petiole.tasks.wire.keys import INTEREST_TTL_S, stream_keys
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 from kombu.exceptions import OperationalError
 
+from petiole.contract.settings.urls import RABBITMQ, redacted, scheme
 from petiole.tasks.app.thread_executor import ProcessThreads, WaitingCall
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.servers import sentinels
 from petiole.tasks.servers.replies import is_damage
-from petiole.tasks.urls import RABBITMQ, redacted, scheme
 
 if TYPE_CHECKING:
     from petiole.tasks.app.application import App

@@ -16,15 +16,15 @@ from petiole.contract import types
 from petiole.contract.requests.count import CountDict, CountRequest, queue_of
 from petiole.contract.requests.generation import in_json
 from petiole.contract.requests.validation import validate
-from petiole.tasks import worker_side
+from petiole.tasks.app import worker_side
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import GenerationFailed, InvalidRequest
 from petiole.tasks.fleet import availability
-from petiole.tasks.messages.headers import check_submission
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams.readers import AsyncGeneration
 from petiole.tasks.submission import model
 from petiole.tasks.submission.task import SubmittedTask
+from petiole.tasks.wire.messages.headers import check_submission
 
 _NOT_OF_A_COUNT = {
     **dict.fromkeys(("eta", "countdown"), "a count is answered at once"),

@@ -23,19 +23,19 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
 
 from petiole.contract.requests.generation import in_json
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.app import amqp, configuration, interop
 from petiole.tasks.app.application import App
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
-from petiole.tasks.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
-from petiole.tasks.messages import affinity
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.traces import carried, spans
-from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
+from petiole.tasks.wire.messages import affinity
 
 MOST_KEPT = 1000
 LARGE = 2**16

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from petiole import _lazy
 from petiole.contract.requests import images
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import image_key
+from petiole.tasks.wire.keys import image_key
 
 if TYPE_CHECKING:
     from petiole.tasks import settings

@@ -30,9 +30,9 @@ from kombu.entity import Queue
 from petiole.contract.requests.generation import in_json
 from petiole.tasks.app import interop
 from petiole.tasks.app.application import App
-from petiole.tasks.messages.headers import TENANT
 from petiole.tasks.settings import PREFIX, Settings, parse_weights
 from petiole.tasks.submission import model
+from petiole.tasks.wire.messages.headers import TENANT
 
 
 class OwnQueue(str):

@@ -20,16 +20,13 @@ from celery.utils import uuid
 from petiole import _lazy
 from petiole.contract.requests.generation import in_json
 from petiole.contract.results.task_result import StreamDelta
-from petiole.tasks import worker_side
-from petiole.tasks.app import interop
+from petiole.contract.settings.urls import redacted
+from petiole.tasks.app import interop, worker_side
 from petiole.tasks.app.application import app
 from petiole.tasks.app.thread_executor import TooManyWait
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet import control, markers
 from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch
-from petiole.tasks.keys import SENT_HEADER
-from petiole.tasks.messages import affinity
-from petiole.tasks.messages.headers import check_submission
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
@@ -38,7 +35,9 @@ from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.traces import carried, spans
-from petiole.tasks.urls import redacted
+from petiole.tasks.wire.keys import SENT_HEADER
+from petiole.tasks.wire.messages import affinity
+from petiole.tasks.wire.messages.headers import check_submission
 
 if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing

@@ -20,7 +20,7 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
 
 from importlib.util import find_spec
 
-from petiole.tasks.worker_side import PackagesMissingError
+from petiole.tasks.app.worker_side import PackagesMissingError
 
 if missing := [package for package in ("hiredis", "petiole.gpu_worker") if find_spec(package) is None]:
     raise PackagesMissingError(missing)

@@ -10,10 +10,10 @@ from typing import Any
 import redis
 from hiredis import pack_command
 
-from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.messages.headers import ID_BYTES
-from petiole.tasks.record import scripts as record_scripts
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.wire.keys import AFFINITY_HEADER
+from petiole.tasks.wire.messages.headers import ID_BYTES
+from petiole.tasks.wire.record import scripts as record_scripts
 
 
 class TakeReply(IntEnum):

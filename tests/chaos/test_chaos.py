@@ -30,10 +30,10 @@ import redis
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
-from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.servers import connections, embedded
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import AFFINITY_HEADER
 from tests.support.fake_engine import expected
 from tests.support.memory_group import MemoryGroup
 from tests.support.proxy import Proxy

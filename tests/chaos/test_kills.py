@@ -14,8 +14,8 @@ from pathlib import Path
 
 import redis
 
-from petiole.tasks.keys import MARKER_PREFIX
 from petiole.tasks.servers.connections import connect
+from petiole.tasks.wire.keys import MARKER_PREFIX
 from tests.support.site import Site, eventually
 
 FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from petiole.gateway.observability import METRICS
+from petiole.gateway.http.observability import METRICS
 from petiole.tasks.fleet import exporter
 from petiole.tasks.fleet.repair import diagnosis
 from tests.support.site import REPOSITORY

@@ -18,7 +18,7 @@ import openai
 import pytest
 import yaml
 
-from petiole.tasks.keys import SENT_HEADER
+from petiole.tasks.wire.keys import SENT_HEADER
 from tests.deploy.test_monitoring import HERE, asked, metrics_in, renderer
 from tests.support.gateway import Gateway
 from tests.support.scraping import exporter, samples_of

@@ -10,7 +10,7 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from petiole.tasks.fleet import reports
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.fake_engine import expected
 from tests.support.site import Site, Worker, eventually
 

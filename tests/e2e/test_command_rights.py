@@ -16,7 +16,7 @@ import pytest
 from celery.result import AsyncResult
 
 from petiole.tasks.commands import cli
-from petiole.tasks.keys import QUARANTINE_KEY
+from petiole.tasks.wire.keys import QUARANTINE_KEY
 from tests.support.rights import BINARIES, SECRET, binary_of, grant, grant_gateway
 from tests.support.site import REPOSITORY, Site, Worker
 from tests.support.trials import rest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.fake_engine import expected
 from tests.support.site import Site, eventually
 

@@ -9,7 +9,7 @@ import pytest
 from celery.result import AsyncResult
 
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.fake_engine import expected
 from tests.support.site import Site, eventually
 

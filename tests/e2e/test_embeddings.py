@@ -17,7 +17,7 @@ from celery import chain, chord, group
 from petiole.contract.results.task_result import GenerationResult
 from petiole.contract.results.vectors import Vectors
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker.completion.claims import RETIRING_MS
 from tests.support.site import REPOSITORY, Site, eventually
 from tests.support.text_models import cosine, reference, write_qwen3_embedder

@@ -10,7 +10,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from petiole.tasks.errors import WorkersLost
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker.foreign_tasks import THREADS
 from tests.support.fake_engine import expected
 from tests.support.site import Site, eventually

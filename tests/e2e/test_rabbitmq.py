@@ -18,8 +18,8 @@ from celery.result import AsyncResult
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.queues import queue_lengths
 from petiole.tasks.fleet.reports import LOST_AFTER_S
-from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import QUARANTINE_KEY
 from tests.e2e.test_stories import entries, petiole, put_aside
 from tests.support.client import client
 from tests.support.fake_engine import expected, word

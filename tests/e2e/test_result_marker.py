@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from petiole.tasks.keys import MARKER_PREFIX
+from petiole.tasks.wire.keys import MARKER_PREFIX
 from petiole.tasks.worker.reports import marker
 from tests.support.client import printed
 from tests.support.site import Site, eventually

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.site import Site, Worker, eventually
 
 

@@ -239,7 +239,7 @@ def test_a_list_that_cannot_be_written_fails_no_request_and_leaves_nothing(own_s
 MONITOR = """
 from petiole.tasks.servers import connections
 from petiole.tasks.fleet import control, queues, reports
-from petiole.tasks.keys import QUARANTINE_KEY
+from petiole.tasks.wire.keys import QUARANTINE_KEY
 
 assert reports.workers()
 assert len(queues.queue_lengths()) == 4

@@ -16,7 +16,7 @@ import pytest
 
 from petiole.contract.requests.images import handle_of
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import image_key
+from petiole.tasks.wire.keys import image_key
 from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
 from tests.support.seeing import as_file, drawn_film, drawn_picture, write_seeing

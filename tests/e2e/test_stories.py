@@ -11,7 +11,7 @@ import pytest
 
 from petiole.contract.requests.count import queue_of
 from petiole.tasks.errors import InvalidRequest, describe
-from petiole.tasks.keys import QUARANTINE_KEY, stream_keys, usage_keys
+from petiole.tasks.wire.keys import QUARANTINE_KEY, stream_keys, usage_keys
 from tests.support.fake_engine import expected
 from tests.support.site import REPOSITORY, Site, eventually
 

@@ -13,7 +13,7 @@ import pytest
 from petiole.gpu_worker import models
 from petiole.gpu_worker.text import load_tokenizer
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.site import Site
 
 TINY = Path(models.__file__).parent / "petiole_tiny"

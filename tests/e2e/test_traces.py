@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from petiole.gateway.serving.auth.api_keys import digest_of
-from petiole.tasks.keys import TRACEPARENT_HEADER, stream_keys
-from petiole.tasks.record.attempts import of_state
+from petiole.tasks.wire.keys import TRACEPARENT_HEADER, stream_keys
+from petiole.tasks.wire.record.attempts import of_state
 from tests.support.collector import Collector, Span
 from tests.support.fake_engine import expected
 from tests.support.gateway import Gateway

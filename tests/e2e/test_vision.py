@@ -15,7 +15,7 @@ import pytest
 from petiole.contract.requests import images
 from petiole.contract.results.task_result import GenerationResult
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import image_key
+from petiole.tasks.wire.keys import image_key
 from tests.support.pictures import MODEL, file
 from tests.support.site import REPOSITORY, Site
 from tests.support.trials import rest

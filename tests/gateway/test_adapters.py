@@ -15,7 +15,7 @@ from bench.harness.checkpoints.decoders import Shape, write_adapter
 from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.fleet import models
 from petiole.tasks.fleet.loaded_adapters import MOST, LoadedAdapter
-from petiole.tasks.keys import ADAPTERS_KEY
+from petiole.tasks.wire.keys import ADAPTERS_KEY
 from tests.gateway.conftest import REAL
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually

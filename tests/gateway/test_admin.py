@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from petiole.gateway.serving.auth.api_keys import TENANTS, WEBHOOKS, digest_of
-from petiole.tasks.keys import usage_keys
+from petiole.tasks.wire.keys import usage_keys
 from tests.support.gateway import Gateway
 from tests.support.issuer import Issuer
 from tests.support.site import RedisServer, eventually

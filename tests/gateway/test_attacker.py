@@ -19,8 +19,8 @@ import pytest
 from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.sync.client import connect
 
-from petiole.gateway import application
-from petiole.gateway.authentication import is_open
+from petiole.gateway.http import application
+from petiole.gateway.http.authentication import is_open
 from petiole.gateway.openai.responses.conversation_store import LISTED
 from petiole.gateway.serving.auth.api_keys import digest_of
 from tests.support.gateway import Gateway

@@ -24,9 +24,9 @@ from petiole.gateway.serving.auth import api_keys, callers, hosts, manage
 from petiole.gateway.serving.auth.hosts import is_loopback
 from petiole.tasks.commands import cli
 from petiole.tasks.errors import InvalidRequest, InvalidSettings
-from petiole.tasks.keys import account_keys, stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import account_keys, stream_keys
 from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
 from tests.support.site import RedisServer, Site, eventually

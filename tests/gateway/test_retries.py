@@ -23,9 +23,9 @@ from petiole.gateway.openai.responses.request import CreateResponse
 from petiole.gateway.serving import records
 from petiole.gateway.serving.auth import idempotency
 from petiole.gateway.serving.generations import begin
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import stream_keys
 from tests.gateway.test_keys import ACME, DOCUMENT, INITECH, bearer, keyed
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually

@@ -24,7 +24,7 @@ from celery.worker.control import Panel
 from starlette.routing import BaseRoute, Match, Mount
 
 from bench.__main__ import SHARE, WORKLOADS
-from petiole.gateway.application import make as make_gateway
+from petiole.gateway.http.application import make as make_gateway
 from petiole.tasks import settings
 from petiole.tasks.commands import cli
 from tests.project.test_links import CODE, pages
@@ -47,7 +47,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         1: "tests/tasks/servers/test_embedded.py",
         2: "tests/tasks/servers/test_embedded.py",
         3: "tests/project/test_wheel.py",
-        4: "tests/gateway/test_server.py",
+        4: "tests/gateway/http/test_server.py",
         5: "tests/gateway/openai/test_chat.py",
     },
     "docs/batch.md": {
@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         3: "tests/project/test_wheel.py",
     },
     "docs/gateway.md": {
-        0: "tests/gateway/test_server.py",
+        0: "tests/gateway/http/test_server.py",
         1: "tests/gateway/test_survival.py",
         2: "tests/gateway/test_keys.py",
         3: "tests/gateway/test_keys.py",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from petiole.tasks import keys
-from petiole.tasks.messages.headers import KNOWN, OWN
+from petiole.tasks.wire import keys
+from petiole.tasks.wire.messages.headers import KNOWN, OWN
 from tests.project.test_structure import MODULES
 
 ELSEWHERE = {
@@ -21,7 +21,7 @@ NOT_HEADERS = frozenset({"args", "kwargs", "delivery_info", "properties"})
 READERS = sorted(
     name
     for name in MODULES
-    if name.startswith(("petiole.tasks.worker.", "petiole.tasks.record.", "petiole.tasks.fleet."))
+    if name.startswith(("petiole.tasks.worker.", "petiole.tasks.wire.record.", "petiole.tasks.fleet."))
     and not any(name == other or name.startswith(f"{other}.") for other in ELSEWHERE)
 )
 

@@ -48,7 +48,7 @@ for room in walk_packages(petiole.gateway.__path__, "petiole.gateway."):
     if find_spec("jwt") or room.name not in of_tokens:
         import_module(room.name)
 assert of_tokens <= sys.modules.keys() or not find_spec("jwt")
-assert "petiole.gateway.server" in sys.modules
+assert "petiole.gateway.http.server" in sys.modules
 """
 WORKER = """
 from petiole.cache import PageTable

@@ -20,7 +20,6 @@ BESIDE = ("bench", "training")
 """Folders that no wheel has, and that obey the same rules."""
 
 MOST_ROOMS = 13
-MOST_ON_A_FLOOR = 16
 """`tasks` and `gpu_worker` themselves: what all of a floor may use lies there."""
 MOST_FILES_OF_ONE_NAME = 2
 MOST_NAMES_OF_TWO_CLASSES = 30
@@ -199,7 +198,7 @@ def test_a_folder_of_tests_that_mirrors_none_opens_with_a_map_too(folder: str) -
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_has_as_many_rooms_as_one_takes_in(folder: str) -> None:
-    assert len(rooms(folder)) <= (MOST_ON_A_FLOOR if folder in PRODUCT and folder.count(".") == 1 else MOST_ROOMS)
+    assert len(rooms(folder)) <= MOST_ROOMS
 
 
 def test_no_file_name_stands_for_more_than_two_files() -> None:

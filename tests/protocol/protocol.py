@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from petiole.tasks.record.scripts import PublishReply
+from petiole.tasks.wire.record.scripts import PublishReply
 from tests.protocol.messages import TTL_MS, Messages, process_of, read, replaced
 from tests.protocol.scripts import Scripts
 from tests.protocol.state import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.keys import LedgerKeys
+from petiole.tasks.wire.keys import LedgerKeys
 from petiole.tasks.worker import scripts
 
 Keys = tuple[tuple[str, Any], ...]

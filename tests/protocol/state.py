@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from petiole.tasks.keys import LedgerKeys, stream_keys
+from petiole.tasks.wire.keys import LedgerKeys, stream_keys
 from tests.protocol.scripts import Keys
 
 Kind = Literal["plain", "linked", "failing", "ignored"]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from starlette.routing import Mount, Route
 
 from petiole.contract.requests.bounds import Bounded, Entries
-from petiole.gateway import application
+from petiole.gateway.http import application
 from tests.support import reading
 
 VALUES: tuple[Any, ...] = (

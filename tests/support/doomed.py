@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from petiole.contract.settings.engine import EngineConfig
-from petiole.tasks.keys import MARKER_PREFIX
+from petiole.tasks.wire.keys import MARKER_PREFIX
 from tests.support.fake_engine import FakeEngine
 
 MET = "meets its doom"

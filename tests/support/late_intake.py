@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from petiole.contract.settings.engine import EngineConfig
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker.generation.intake import Intake
 from tests.support.fake_engine import FakeEngine
 

@@ -18,9 +18,9 @@ from petiole.gpu_worker import Delta
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.handle import Handle
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import stream_keys
 
 
 class MortalEngine(Engine):

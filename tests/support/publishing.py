@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import LoggedOutput
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.output.outcomes import Outcome

@@ -27,10 +27,10 @@ from celery.result import AsyncResult
 
 import tasks.errors  # noqa: F401 - where a stock app looks for the class of a stored failure
 from petiole.tasks.app.configuration import configuration
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import Settings
+from petiole.tasks.wire.keys import stream_keys
 from tests.support import nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -35,7 +35,7 @@ NOT_THE_PRODUCERS = (
         "petiole.tasks.commands.demo",
         "petiole.tasks.servers.embedded",
         "petiole.tasks.fleet.control",
-        "petiole.tasks.record.scripts",
+        "petiole.tasks.wire.record.scripts",
     ],
 )
 def test_the_producer_side_needs_nothing_of_the_worker(module: str) -> None:

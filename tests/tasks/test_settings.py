@@ -13,14 +13,14 @@ import pytest
 from celery import Celery
 
 from petiole.contract.settings.engine import SWITCHES, EngineConfig
-from petiole.tasks import worker_side
+from petiole.contract.settings.urls import redacted
+from petiole.tasks.app import worker_side
 from petiole.tasks.app.application import App, make_app
 from petiole.tasks.app.configuration import celery_url, configuration
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.connections import redis_url
 from petiole.tasks.settings import IGNORED_URLS, IN_FILES, PREFIX, Settings, misspelt, settings
 from petiole.tasks.submission.task import GenerationTask
-from petiole.tasks.urls import redacted
 from tests.support import nursery
 
 

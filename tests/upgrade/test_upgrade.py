@@ -23,9 +23,9 @@ from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler
 from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
 from petiole.tasks.app.configuration import configuration
-from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings, settings
+from petiole.tasks.wire.keys import AFFINITY_HEADER
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.engine_requests import seed_of
 from tests.support.fake_engine import expected, token

@@ -13,10 +13,10 @@ from celery.result import AsyncResult
 from petiole.contract.requests import images
 from petiole.contract.results.task_result import GenerationResult, StreamDelta
 from petiole.gpu_worker.models.checkpoint.identity import fingerprint
-from petiole.tasks.keys import AFFINITY_HEADER, image_key
-from petiole.tasks.messages import affinity
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.submission.parsing import parse
+from petiole.tasks.wire.keys import AFFINITY_HEADER, image_key
+from petiole.tasks.wire.messages import affinity
+from petiole.tasks.wire.record.codec import LoggedOutput
 from tests.support.site import Site, eventually
 from tests.upgrade import pictures
 from tests.upgrade.recording import Recording, load

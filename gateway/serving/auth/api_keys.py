@@ -23,9 +23,9 @@ from petiole.gateway.core import caller, webhook_events
 from petiole.gateway.core.caller import NAME, Key, Tenant
 from petiole.gateway.core.webhook_events import Webhook
 from petiole.gateway.serving.retry import patiently
-from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import invalid, settings
+from petiole.tasks.wire.keys import gateway_key
 
 KEYS, TENANTS, WEBHOOKS = map(gateway_key, ("/keys", "/tenants", "/webhooks"))
 _PREFIX = "ptl-"

@@ -22,10 +22,10 @@ from petiole.gateway.core.failures import Failure, invalid, unavailable
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.serving import records
 from petiole.gateway.serving.retry import patiently
-from petiole.tasks.keys import gateway_key, stream_keys
-from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import Commands
+from petiole.tasks.wire.keys import gateway_key, stream_keys
+from petiole.tasks.wire.record import scripts
 
 LONGEST_KEY = 255
 LEFT_FOR_S = 600

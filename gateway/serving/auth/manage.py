@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import structs
 
+from petiole.contract.settings.urls import redacted
 from petiole.gateway.core import caller, webhook_events
 from petiole.gateway.core.caller import NAME, Key, Limits, Tenant
 from petiole.gateway.core.webhook_events import Webhook, new_secret
@@ -28,7 +29,6 @@ from petiole.gateway.serving.auth.api_keys import (
 from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import redacted
 
 T = TypeVar("T", Key, Tenant)
 

@@ -24,13 +24,13 @@ from petiole.gateway.serving.auth import budgets
 from petiole.gateway.serving.retry import patiently
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.fleet import queues, reports
-from petiole.tasks.keys import HELD_HEADER, account_keys
-from petiole.tasks.record import scripts
-from petiole.tasks.record.ledger import SLOT_MS
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import Commands
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.message_templates import PreparedMessage
+from petiole.tasks.wire.keys import HELD_HEADER, account_keys
+from petiole.tasks.wire.record import scripts
+from petiole.tasks.wire.record.ledger import SLOT_MS
 
 GIVE_UP_S = 3600
 """A task without an end counts as running for this long, such as one that was lost with its queue."""

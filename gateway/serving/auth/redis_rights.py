@@ -16,7 +16,9 @@ from typing import Any
 import redis
 from kombu.transport.redis import Channel
 
-from petiole.tasks.keys import (
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import (
     ADAPTERS_KEY,
     MODELS_KEY,
     WORKERS_KEY,
@@ -26,8 +28,6 @@ from petiole.tasks.keys import (
     stream_keys,
     usage_keys,
 )
-from petiole.tasks.servers import connections
-from petiole.tasks.settings import settings
 
 KNOWN_FOR_S = 5.0
 WAIT_S = 0.5

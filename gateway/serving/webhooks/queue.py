@@ -23,10 +23,10 @@ from petiole.gateway.core.caller import caller
 from petiole.gateway.core.webhook_events import Notice
 from petiole.gateway.serving.retry import patiently
 from petiole.gateway.serving.webhooks import receivers
-from petiole.tasks.keys import gateway_key, watched_key
-from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import Commands
+from petiole.tasks.wire.keys import gateway_key, watched_key
+from petiole.tasks.wire.record import scripts
 
 TENANTS = gateway_key("/notices")
 MOST_NOTICES = 10_000

@@ -2,4 +2,5 @@
 
 engine   `EngineConfig`, and the switches of a process
 gateway  those of `petiole serve`
+urls     the forms of broker and Redis URLs; passwords that are not shown
 """

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import redis
 from kombu.exceptions import OperationalError
 
+from petiole.contract.settings.urls import SENTINEL, scheme
 from petiole.tasks.fleet import queues, reports, restarts, usage
 from petiole.tasks.fleet.queues import QueueReport
 from petiole.tasks.fleet.repair import gateways, probes
@@ -23,11 +24,10 @@ from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.fleet.usage import BudgetShare
-from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.failover import refuses_writes
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import SENTINEL, scheme
+from petiole.tasks.wire.keys import QUARANTINE_KEY
 
 SLOW_S = 0.1
 """Above this a round trip to Redis is slow."""

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import redis
 
-from petiole.tasks.keys import PROBE_KEY
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.wire.keys import PROBE_KEY
 
 _WRITE = ("LPUSHX", PROBE_KEY, "")
 """A write that changes nothing, because there is no such key. It is refused whenever writes are refused, also for

@@ -17,9 +17,9 @@ from petiole.contract.requests.count import SUFFIX
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.fleet import queues
-from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
-from petiole.tasks.record import codec, scripts
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import QUARANTINE_KEY, stream_keys
+from petiole.tasks.wire.record import codec, scripts
 
 _PROPERTIES = ("correlation_id", "reply_to", "priority")
 """The properties that a producer sets. A broker, or its client, gives each message the others anew."""

@@ -11,10 +11,10 @@ from celery.states import PENDING
 
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.repair import quarantined
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.attempts import BegunAttempt, of_state
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.attempts import BegunAttempt, of_state
+from petiole.tasks.wire.record.codec import LoggedOutput
 
 
 class Attempt(NamedTuple):

@@ -15,19 +15,19 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import BackendError, TaskRevokedError
 from kombu.exceptions import OperationalError
 
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks import errors
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import InvalidRequest, Unconfirmed
 from petiole.tasks.fleet import control, models, queues, reports
 from petiole.tasks.fleet.availability import lack, pause
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.submission import definitions as definitions  # the app has the tasks from here on
 from petiole.tasks.submission.batches.in_flight import RowInFlight
 from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
 from petiole.tasks.submission.bundles import Bundles
 from petiole.tasks.submission.task import SubmittedTask
-from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.wire.keys import stream_keys
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from celery.platforms import EX_OK
 from kombu.connection import Connection as StockConnection
 
 from petiole import plain
+from petiole.contract.settings.urls import SENTINEL, redacted, scheme
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.submission.task import take_result
-from petiole.tasks.urls import SENTINEL, redacted, scheme
 
 
 class Worker(stock.Worker):  # type: ignore[misc]

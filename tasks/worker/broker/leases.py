@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import redis
 
-from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.wire.keys import LedgerKeys
 from petiole.tasks.worker.broker.ledger import Ledger, is_second, sweep
 from petiole.tasks.worker.broker.liveness import MissingOwners
 from petiole.tasks.worker.outage import Outage

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.replies import DamagedKey
+from petiole.tasks.wire.keys import LedgerKeys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import corruption, liveness
 from petiole.tasks.worker.scripts import TakeReply

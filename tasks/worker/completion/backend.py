@@ -20,10 +20,10 @@ import redis
 from celery import states
 from celery.backends.redis import CHORD_PART_RETURN_LUA
 
+from petiole.contract.settings.urls import SENTINEL
 from petiole.contract.tasks import TASKS
 from petiole.tasks.app import backend as producers
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import SENTINEL
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable, guarded, trial
 from petiole.tasks.worker.reports.incidents import incidents

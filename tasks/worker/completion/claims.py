@@ -21,10 +21,10 @@ from celery import states
 
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.replies import DamagedKey
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker.ledger import lease_ms
 from petiole.tasks.worker.completion.backend import expires_of

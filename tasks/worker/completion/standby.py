@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.replies import DamagedKey
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker import idempotency
 from petiole.tasks.worker.completion.claims import completed
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report

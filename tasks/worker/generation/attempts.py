@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
-from petiole.tasks.record.attempts import BegunAttempt
-from petiole.tasks.record.codec import LoggedOutput
+from petiole.tasks.wire.record.attempts import BegunAttempt
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unreadable
 
 

@@ -17,10 +17,10 @@ from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.threads.thread_pool import ThreadPool
 from petiole.tasks.errors import GenerationFailed, describe
 from petiole.tasks.fleet import control
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.ledger import Account
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report

@@ -21,8 +21,8 @@ from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import Delta, Request
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.tasks.app.worker_side import PackagesMissingError
 from petiole.tasks.settings import Settings
-from petiole.tasks.worker_side import PackagesMissingError
 
 _ENGINES = {"petiole": "petiole.gpu_worker.engine:Engine", "vllm": "petiole.engines.vllm:VllmEngine"}
 

@@ -9,7 +9,7 @@ import redis
 from petiole.contract.requests.generation import Common
 from petiole.contract.requests.images import data_of, handle_of, is_handle
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import image_key
+from petiole.tasks.wire.keys import image_key
 
 
 def stored(client: redis.Redis, requests: Iterable[Common], ttl_s: int) -> dict[str, bytes]:

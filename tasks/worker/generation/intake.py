@@ -16,17 +16,17 @@ from typing import TypeVar
 import redis
 
 from petiole.contract.requests.generation import Common
+from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.contract.tasks import TASKS
 from petiole.gpu_worker.models.adapters.files import is_below
 from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, PetioleError
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.ledger import Account
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.submission.parsing import parse
-from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation.attempts import BeginReply

@@ -12,9 +12,9 @@ from typing import Any
 
 from petiole.contract.requests.generation import Common
 from petiole.contract.requests.images import is_handle
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker.generation.engine_requests import engine_request
 from petiole.tasks.worker.generation.engines import EngineLike, make_engine
 from petiole.tasks.worker.generation.image_bytes import images_of, stored

@@ -18,10 +18,10 @@ from petiole.gpu_worker import exceptions as engine_errors
 from petiole.gpu_worker.preparation.prompts import NO_SKILLS
 from petiole.gpu_worker.request import FinishReason, Result
 from petiole.tasks import errors
-from petiole.tasks.record import codec
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.submission.task import offered
+from petiole.tasks.wire.record import codec
+from petiole.tasks.wire.record.codec import LoggedOutput
 
 _MAX_BYTES_A_UNIT = 12
 """Maximum bytes of JSON for a character, or for a token id with its separator. A character may take two escapes of

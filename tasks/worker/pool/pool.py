@@ -23,15 +23,15 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
 from petiole.gpu_worker.exceptions import InvalidRequest, MachineError, ModelError
-from petiole.tasks import worker_side
+from petiole.tasks.app import worker_side
 from petiole.tasks.app.application import app as petiole
 from petiole.tasks.fleet.reports import GENERATIONS_SHOWN, Generating
-from petiole.tasks.messages.headers import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.traces import exporting
+from petiole.tasks.wire.messages.headers import is_limit
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery

@@ -9,7 +9,7 @@ from uuid import uuid4
 from celery import Celery
 from celery.states import SUCCESS
 
-from petiole.tasks.keys import MARKER_PREFIX
+from petiole.tasks.wire.keys import MARKER_PREFIX
 from petiole.tasks.worker.idempotency import tried
 from petiole.tasks.worker.periodic import JOIN_S, Periodic
 

@@ -17,8 +17,8 @@ from petiole.contract.requests.images import View
 from petiole.contract.requests.validation import validate
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.messages import affinity
 from petiole.tasks.submission.parsing import parse
+from petiole.tasks.wire.messages import affinity
 
 DATA = b"\x89PNG of some kind"
 TEXT = base64.b64encode(DATA).decode()

@@ -14,8 +14,8 @@ from petiole.contract.requests.generation import ChatRequest, in_json
 from petiole.contract.requests.validation import validate
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.messages import affinity
 from petiole.tasks.submission.parsing import apart, parse
+from petiole.tasks.wire.messages import affinity
 from petiole.tasks.worker.generation.engine_requests import engine_request
 
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}

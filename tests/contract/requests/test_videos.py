@@ -13,7 +13,7 @@ from petiole.contract.requests.generation import ChatRequest, in_json
 from petiole.contract.requests.images import View
 from petiole.contract.requests.validation import validate
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.messages import affinity
+from petiole.tasks.wire.messages import affinity
 
 FRAMES = [b"a frame", b"another", b"a third one"]
 TEXTS = [base64.b64encode(frame).decode() for frame in FRAMES]

@@ -15,10 +15,10 @@ from petiole.gateway.batches.files import File, FileExpiry
 from petiole.gateway.core.caller import Caller, Limits, Tenant, as_caller
 from petiole.gateway.core.failures import Failure
 from petiole.tasks.fleet.usage import days
-from petiole.tasks.keys import usage_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches.durable import records
+from petiole.tasks.wire.keys import usage_keys
 from tests.support.site import RedisServer
 
 MOST, ASKED = 3, 8

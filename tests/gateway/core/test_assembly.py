@@ -14,8 +14,8 @@ from petiole.contract.results.outputs import Prepared
 from petiole.contract.results.task_result import StreamDelta
 from petiole.gateway.core.assembly import delta_of
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.record import codec
-from tests.tasks.record.test_codec import UNKNOWN, counts, ends, outputs, texts
+from petiole.tasks.wire.record import codec
+from tests.tasks.wire.record.test_codec import UNKNOWN, counts, ends, outputs, texts
 
 ERRORS = st.none() | st.just({"type": "E", "message": "m", "args": [1]})
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from petiole.gateway import server
 from petiole.gateway.anthropic.request import CreateMessage
 from petiole.gateway.core import requests
+from petiole.gateway.http import server
 from petiole.gateway.openai.chat import ChatCompletion
 from petiole.gateway.openai.completions import TextCompletion
 from petiole.gateway.serving.request_body import as_request

@@ -16,8 +16,8 @@ import redis
 from petiole.gateway.serving.auth import budgets, manage
 from petiole.gateway.serving.webhooks import queue
 from petiole.gateway.serving.webhooks.budget_watch import BudgetWatch
-from petiole.tasks.keys import usage_keys
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import usage_keys
 from tests.gateway.serving.test_webhooks import everything_is_due
 from tests.support.gateway import Gateway
 from tests.support.receiver import Got, Receiver

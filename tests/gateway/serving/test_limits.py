@@ -17,10 +17,10 @@ from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.gateway.serving.auth import rate_limits, usage_report
 from petiole.tasks.fleet.usage import days
-from petiole.tasks.keys import HELD_HEADER, account_keys, usage_keys
-from petiole.tasks.record.ledger import SLOT_MS
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.message_templates import PreparedMessage
+from petiole.tasks.wire.keys import HELD_HEADER, account_keys, usage_keys
+from petiole.tasks.wire.record.ledger import SLOT_MS
 from tests.support.site import RedisServer
 
 CLIENTS = 200

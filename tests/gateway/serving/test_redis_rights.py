@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from petiole.gateway import application
+from petiole.gateway.http import application
 from petiole.gateway.serving.auth import redis_rights
-from petiole.tasks.keys import OPEN_BATCHES_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import OPEN_BATCHES_KEY
 from tests.support.rights import SECRET, commands, documented, grant_gateway, of_gateways, version_of
 from tests.support.site import RedisServer
 

@@ -15,11 +15,11 @@ import pytest
 import redis
 from websockets.sync.client import ClientConnection, connect
 
-from petiole.gateway.application import app
 from petiole.gateway.core.caller import ANYBODY, ClientRequest, as_caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.task_plan import Plan, TaskCall
+from petiole.gateway.http.application import app
 from petiole.gateway.serving import generations, records, retry
 from petiole.gateway.serving.auth import api_keys
 from petiole.tasks.settings import settings

@@ -24,9 +24,9 @@ from petiole.gateway.serving.auth.manage import no_webhook, webhook
 from petiole.gateway.serving.webhooks import http, queue
 from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
 from petiole.tasks.errors import InvalidRequest, InvalidSettings
-from petiole.tasks.keys import watched_key
-from petiole.tasks.record import ledger, scripts
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import watched_key
+from petiole.tasks.wire.record import ledger, scripts
 from tests.support.receiver import Receiver
 from tests.support.site import PATIENCE_S, RedisServer
 

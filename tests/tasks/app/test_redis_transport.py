@@ -21,13 +21,13 @@ from petiole.tasks.app.application import make_app
 from petiole.tasks.app.thread_executor import ProcessThreads, TooManyWait
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.queues import aqueue_length, queue_lengths
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import async_streams, connect
 from petiole.tasks.settings import settings
 from petiole.tasks.submission import bundles
 from petiole.tasks.submission.bundles import SUBMISSIONS
 from petiole.tasks.submission.definitions import generate
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.site import RedisServer, eventually
 from tests.support.watched import free_ports
 

@@ -20,11 +20,11 @@ from hypothesis import given, strategies as st
 from petiole.tasks import InvalidRequest, Unavailable, Unconfirmed
 from petiole.tasks.app import amqp, redis_transport
 from petiole.tasks.app.application import make_app
-from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.definitions import generate
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.wire.keys import SENT_HEADER
 from tests.support.site import RedisServer
 
 Options = dict[str, Any]

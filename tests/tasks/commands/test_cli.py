@@ -20,9 +20,9 @@ from petiole.tasks.commands.terminal import error_text
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
-from petiole.tasks.keys import WORKERS_KEY, stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import WORKERS_KEY, stream_keys
 from tests.support.site import RedisServer
 
 Run = Callable[..., tuple[int, str, str]]

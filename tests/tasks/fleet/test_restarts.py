@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from petiole.tasks.fleet import restarts
-from petiole.tasks.keys import LIVES_KEY
 from petiole.tasks.servers.connections import connect
+from petiole.tasks.wire.keys import LIVES_KEY
 from tests.support.site import RedisServer
 
 ODD = (b"", b"\xff", b"[]", b"5", b"[" * 100_000, b'{"starts":"x"}', b"1" * 10_000)

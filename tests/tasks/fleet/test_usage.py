@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from petiole.tasks.fleet import usage
-from petiole.tasks.keys import budgets_key
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import budgets_key
 from tests.support.site import RedisServer
 
 SHARE = usage.BudgetShare("acme", "day_tokens", 90, 100)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import pytest
 
-from petiole.tasks.urls import verified
+from petiole.contract.settings.urls import verified
 
 PRODUCER = """
 import json

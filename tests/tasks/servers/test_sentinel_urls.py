@@ -11,12 +11,12 @@ import redis
 from kombu import Connection
 from kombu.utils import json
 
+from petiole.contract.settings.urls import SentinelUrl, redacted
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.commands.cli import main
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.sentinels import SYNC, Sentinels, options_for, pool_parameters, sentinel_options
 from petiole.tasks.settings import PREFIX, Settings, settings
-from petiole.tasks.urls import SentinelUrl, redacted
 
 LONE = SentinelUrl((("h1", 26379),), None, None, 0)
 

@@ -15,11 +15,11 @@ from celery import Celery
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks import errors
 from petiole.tasks.app.application import make_app
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import protocol, readers
 from petiole.tasks.streams.callback_reader import CallbackStream
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.site import RedisServer
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from petiole.contract.results.outputs import Prepared
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.errors import StreamExpired
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record import codec
 from petiole.tasks.streams.protocol import PROBES, StreamProtocol
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record import codec
 from tests.tasks.streams.conftest import Read, Writer, text, token_ids
 
 KEYS = stream_keys("t")

@@ -11,8 +11,8 @@ from celery.result import EagerResult
 
 from petiole import tasks
 from petiole.tasks import errors
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.streams import readers
+from petiole.tasks.wire.keys import stream_keys
 from tests.tasks.streams.conftest import Read, Writer
 
 RESULT = {

@@ -13,10 +13,10 @@ import redis
 from hypothesis import given, strategies as st
 
 from petiole.tasks import InvalidRequest, StreamDelta, Unavailable, UnknownTask, asse, sse
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.streams import protocol
 from petiole.tasks.streams.events import ALIVE, END, Events
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.site import eventually
 from tests.tasks.streams.conftest import Server, Writer
 

@@ -14,8 +14,8 @@ from celery import Celery
 from petiole import End, StreamError, UnknownTask, aend, end, generate
 from petiole.contract.results.outputs import Timing, Usage
 from petiole.tasks.fleet.control import state_of
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 
 USAGE = {"prompt_tokens": 5, "cached_prompt_tokens": 1, "completion_tokens": 2}

@@ -10,10 +10,10 @@ import redis
 from celery import Celery
 
 from petiole.contract.results.task_result import StreamDelta
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.streams.callback_reader import CallbackStream
+from petiole.tasks.wire.keys import stream_keys
 from tests.tasks.streams.conftest import Writer, token_ids
 
 

@@ -10,11 +10,11 @@ import pytest
 import redis
 from celery import Celery
 
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.streams import polling, protocol, readers
 from petiole.tasks.streams.async_subscriptions import Subscription
 from petiole.tasks.streams.polling import IdleStream
+from petiole.tasks.wire.keys import stream_keys
 from tests.tasks.streams.conftest import Writer, token_ids
 
 

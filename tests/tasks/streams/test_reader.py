@@ -11,8 +11,8 @@ from celery import Celery
 from petiole import tasks
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks import errors
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.streams import protocol, readers
+from petiole.tasks.wire.keys import stream_keys
 from tests.tasks.streams.conftest import Read, Writer, text, token_ids
 
 

@@ -13,10 +13,10 @@ import redis
 from celery import Celery
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections, failover
 from petiole.tasks.settings import settings as worker_settings
 from petiole.tasks.streams import async_subscriptions, protocol, readers
+from petiole.tasks.wire.keys import stream_keys
 from tests.support.proxy import Proxy
 from tests.support.site import eventually
 from tests.tasks.streams.conftest import Server, Writer, token_ids

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import redis
 
-from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
+from petiole.tasks.wire.keys import stream_keys
 from tests.tasks.streams.conftest import Server, Writer
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "streams.md").read_text()

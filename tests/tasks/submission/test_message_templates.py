@@ -14,11 +14,11 @@ from celery import signals
 
 from petiole.tasks import InvalidRequest
 from petiole.tasks.app.application import make_app
-from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
 from petiole.tasks.submission import message_templates
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.wire.keys import SENT_HEADER
 from tests.support.site import RedisServer
 
 Options = dict[str, Any]

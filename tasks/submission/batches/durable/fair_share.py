@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import redis
 
-from petiole.tasks.keys import RUNNING_BATCHES_KEY, running_batch_key
 from petiole.tasks.servers import connections
 from petiole.tasks.submission.batches.in_flight import ALONE, FairShare, Sharing
 from petiole.tasks.submission.batches.progress import Progress
+from petiole.tasks.wire.keys import RUNNING_BATCHES_KEY, running_batch_key
 
 FORGOTTEN_S = 10
 """Who has said nothing for so long runs no batch any more. It says something every two seconds."""

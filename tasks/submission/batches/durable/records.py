@@ -21,11 +21,11 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.keys import OPEN_BATCHES_KEY, batch_key, batch_lease_key, batches_key
-from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
 from petiole.tasks.submission.batches.rows import sorting
 from petiole.tasks.traces import carried
+from petiole.tasks.wire.keys import OPEN_BATCHES_KEY, batch_key, batch_lease_key, batches_key
+from petiole.tasks.wire.record import scripts
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """A runner has to work on it."""

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from petiole.tasks.keys import gateway_key
+from petiole.tasks.wire.keys import gateway_key
 from tests.support.site import Site, eventually
 
 CITY = {"enum": ["Paris", "Rome"]}

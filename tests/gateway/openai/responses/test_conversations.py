@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
-from petiole.gateway.application import make
+from petiole.gateway.http.application import make
 from petiole.gateway.openai.responses import websocket as socket_room
 from tests.support.gateway import Gateway
 

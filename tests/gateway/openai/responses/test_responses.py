@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from petiole.tasks.keys import gateway_key
+from petiole.tasks.wire.keys import gateway_key
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 

@@ -14,7 +14,7 @@ import pytest
 from petiole.gateway.core.webhook_events import new_secret
 from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.fleet import models
-from petiole.tasks.keys import watched_key
+from petiole.tasks.wire.keys import watched_key
 from tests.support.gateway import Gateway
 from tests.support.receiver import Receiver
 from tests.support.site import Site, eventually

@@ -14,8 +14,8 @@ from kombu.asynchronous import Hub
 
 from petiole.contract.requests.generation import ChatRequest, GenerateRequest
 from petiole.contract.requests.validation import validate
-from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.messages import affinity
+from petiole.tasks.wire.keys import AFFINITY_HEADER
+from petiole.tasks.wire.messages import affinity
 from petiole.tasks.worker.broker.ledger import Ledger
 from petiole.tasks.worker.broker.transport import LEFT_PAUSE_S, Transport
 from tests.support.site import RedisServer, eventually

@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Queue
 
-from petiole.tasks.keys import LedgerKeys, stream_keys
+from petiole.tasks.wire.keys import LedgerKeys, stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import corruption
 from petiole.tasks.worker.broker.ledger import Ledger, sweep

@@ -9,7 +9,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
-from petiole.tasks.keys import LedgerKeys
+from petiole.tasks.wire.keys import LedgerKeys
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
 
 QUEUE, URGENT = "jobs\x06\x163", "jobs"

@@ -15,7 +15,7 @@ import redis
 from hypothesis import given, strategies as st
 from kombu import Connection
 
-from petiole.tasks.keys import LedgerKeys
+from petiole.tasks.wire.keys import LedgerKeys
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.liveness import QUIET_MS, HeldSubscription, MissingOwners, run_of

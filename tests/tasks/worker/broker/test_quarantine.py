@@ -14,7 +14,7 @@ import redis
 from celery import Celery
 from celery.exceptions import BackendStoreError
 
-from petiole.tasks.keys import LedgerKeys, stream_keys
+from petiole.tasks.wire.keys import LedgerKeys, stream_keys
 from petiole.tasks.worker.broker import corruption, quarantine as module
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.quarantine import Quarantine, Sign, put_aside

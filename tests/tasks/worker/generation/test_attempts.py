@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from petiole.tasks import errors
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.submission.task import take_result
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.engine_requests import engine_request, seed_of
 from petiole.tasks.worker.output.outcomes import Outcome, at_hand, recorded, within

@@ -10,8 +10,8 @@ import redis
 from celery import Celery
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import LoggedOutput
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
 from petiole.tasks.worker.completion.reports import OtherDelivery

@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers.connections import redis_url
+from petiole.tasks.wire.keys import stream_keys
+from petiole.tasks.wire.record.codec import LoggedOutput
 from petiole.tasks.worker.output.outcomes import Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from tests.support.site import RedisServer, eventually

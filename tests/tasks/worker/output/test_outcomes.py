@@ -17,7 +17,7 @@ from petiole.gpu_worker import exceptions as engine_errors
 from petiole.gpu_worker.preparation.prompts import NO_SKILLS
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.tasks.errors import InvalidRequest, ResultTooLarge
-from petiole.tasks.record.codec import merged, opening
+from petiole.tasks.wire.record.codec import merged, opening
 from petiole.tasks.worker.output.outcomes import (
     LoggedOutput,
     Outcome,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from petiole.tasks.fleet.reports import HISTOGRAMS
-from petiole.tasks.keys import SENT_HEADER
+from petiole.tasks.wire.keys import SENT_HEADER
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.output.outcomes import Outcome, ended

@@ -1,9 +1,10 @@
 /* A decoder's forward on a CPU, from token ids to logits in one call.
  *
  * If the caches hold the weights, each thread computes its own share of the sequences from the first layer to the last
- * (`share`): no thread waits, and the output of one product is in the thread's own cache for the next one. For large weights,
- * few sequences or one long prompt, all threads work together: they divide the outputs of each matrix, so that each weight
- * is read once, and wait for each other after the product.
+ * (`share`): no thread waits, and the output of one product is in the thread's own cache for the next one. One thread alone
+ * computes a few positions of a small model (`is_small`). For large weights, few sequences or one long prompt, all threads
+ * work together: they divide the outputs of each matrix, so that each weight is read once, and wait for each other after the
+ * product.
  *
  * Activations are float32, or packed in bfloat16 (`can_pack`). Weights and the KV cache are read as they are stored, and
  * widened in registers. If the processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The
@@ -125,6 +126,7 @@ static void compute_share(const Model *m, const Step *share) {
 int32_t petiole_forward(const Model *m, const Step *s) {
   Step shares[s->n_threads];
   if (!adapters_fit(m, s)) return -1;
+  if (is_small(m, s)) return compute(m, s, 1, m->library);
   if (!share(m, s, shares)) return compute(m, s, s->n_threads, m->library);
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
   for (int i = 0; i < s->n_threads; i++) compute_share(m, shares + i);

@@ -6,6 +6,8 @@
 #define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
 #define AT_A_TIME 256        /* positions that a thread takes at a time, or one sequence */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
+#define ALONE_BYTES (32ll << 20) /* of weights, which one thread reads from the caches */
+#define ALONE_TERMS (192ll << 20) /* multiply-adds of a step: about three milliseconds of one thread */
 #define READ_COST 32         /* a float of the KV cache that is read costs about as much as this many multiply-adds */
 
 /* Positions [from, to) of a step, in the same memory for what lies between products. */
@@ -77,9 +79,23 @@ static Cost cost_of(const Model *m) {
 
 static int64_t cost(const Cost *c, int64_t position) { return c->terms + READ_COST * (position + 1) * c->read; }
 
+static int64_t bytes_of_weights(const Model *m, const Cost *c) {
+  return (c->terms + (int64_t)m->head.n * m->head.k) * size_of(m->head.kind);
+}
+
+int is_small(const Model *m, const Step *s) {
+  const Cost each = cost_of(m);
+  int64_t total = s->o * m->head.n * m->head.k;
+  if (bytes_of_weights(m, &each) > ALONE_BYTES) return 0;
+  for (int64_t i = 0; i < m->n_layers; i++)
+    if (m->layers[i].experts) return 0; /* whose weights are not counted */
+  for (int64_t t = 0; t < s->t && total <= ALONE_TERMS; t++) total += cost(&each, s->positions[t]);
+  return total <= ALONE_TERMS;
+}
+
 int share(const Model *m, const Step *s, Step *shares) {
   const Cost each = cost_of(m);
-  const int64_t weights = (each.terms + (int64_t)m->head.n * m->head.k) * size_of(m->head.kind);
+  const int64_t weights = bytes_of_weights(m, &each);
   const int n = s->n_threads;
   int64_t total = 0, done = 0, from = 0, before = 0;
   int made = 0;

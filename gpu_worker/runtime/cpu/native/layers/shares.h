@@ -2,6 +2,10 @@
 #pragma once
 #include "model.h"
 
+/* Whether one thread computes a step sooner than several, which would wait for each other after each product, and for the
+ * host's thread. */
+int is_small(const Model *m, const Step *s);
+
 /* Cuts a step between sequences into `n_threads` shares of like cost. False where there is no such cut. */
 int share(const Model *m, const Step *s, Step *shares);
 

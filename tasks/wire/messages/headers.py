@@ -28,7 +28,7 @@ from kombu import compression
 from kombu.serialization import prepare_accept_content, registry
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import (
+from petiole.tasks.wire.keys import (
     AFFINITY_HEADER,
     HELD_HEADER,
     SENT_HEADER,

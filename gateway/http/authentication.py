@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from petiole.gateway.core.caller import ClientRequest, as_caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.dialects import error_answer
+from petiole.gateway.http.dialects import error_answer
 from petiole.gateway.serving.auth import hosts, idempotency
 from petiole.gateway.serving.auth.callers import DENIED, callers, key_in
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from petiole.contract.requests import images
 from petiole.contract.requests.generation import ChatRequest, Common
-from petiole.tasks.keys import AFFINITY_HEADER
+from petiole.tasks.wire.keys import AFFINITY_HEADER
 
 
 def key(request: Common) -> str | None:

@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from kombu.utils.url import parse_url
 from pydantic import ValidationError
 
+from petiole.contract.settings.urls import ENCODED, RABBITMQ, URL_OPTIONS, is_whole, redacted
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import Settings, settings
-from petiole.tasks.urls import ENCODED, RABBITMQ, URL_OPTIONS, is_whole, redacted
 from tests.support import nursery
 from tests.support.site import REPOSITORY
 

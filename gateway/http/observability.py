@@ -17,7 +17,7 @@ from types import FunctionType, MethodType
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from petiole.gateway.authentication import is_open, path_in
+from petiole.gateway.http.authentication import is_open, path_in
 from petiole.gateway.serving.sse import OUTERMOST
 from petiole.tasks.traces import carried, spans
 

@@ -18,10 +18,10 @@ from petiole import json_text, memory, plain
 from petiole.contract.requests.sampling import Sampling
 from petiole.contract.requests.validation import validate
 from petiole.gateway.anthropic.request import CreateMessage
-from petiole.gateway.application import app
-from petiole.gateway.connections import LimitedHttpProtocol
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.requests import defaults
+from petiole.gateway.http.application import app
+from petiole.gateway.http.connections import LimitedHttpProtocol
 from petiole.gateway.openai.sampling_options import SamplingBody
 from petiole.gateway.serving.auth import callers, hosts, manage
 from petiole.gateway.serving.request_body import as_request

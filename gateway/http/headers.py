@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.dialects import error_answer
+from petiole.gateway.http.dialects import error_answer
 
 MOST = 100
 MOST_BYTES = 64 * 2**10

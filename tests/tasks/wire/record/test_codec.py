@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from petiole.contract.results.outputs import Timing, TokenLogprobs, Usage
 from petiole.contract.results.task_result import End, GenerationResult, ResultSummary, ShownPiece, StreamDelta
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.record import codec
-from petiole.tasks.record.codec import A_TOKEN, LoggedOutput, joined, merged, opening, without
+from petiole.tasks.wire.record import codec
+from petiole.tasks.wire.record.codec import A_TOKEN, LoggedOutput, joined, merged, opening, without
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 logs = st.floats(codec.LEAST, 0)

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.dialects import error_answer
+from petiole.gateway.http.dialects import error_answer
 from petiole.gateway.serving.auth.callers import DENIED
 from petiole.tasks.settings import settings
 

@@ -18,12 +18,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from petiole.gateway import headers
-from petiole.gateway.authentication import AuthenticationMiddleware, path_in
 from petiole.gateway.core.failures import Failure, failure_of
-from petiole.gateway.cors import with_origins
-from petiole.gateway.dialects import error_answer
-from petiole.gateway.observability import (
+from petiole.gateway.http import headers
+from petiole.gateway.http.authentication import AuthenticationMiddleware, path_in
+from petiole.gateway.http.cors import with_origins
+from petiole.gateway.http.dialects import error_answer
+from petiole.gateway.http.observability import (
     METRICS,
     ObservabilityMiddleware,
     TracingMiddleware,

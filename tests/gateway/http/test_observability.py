@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from petiole.gateway.observability import METRICS, ObservabilityMiddleware
+from petiole.gateway.http.observability import METRICS, ObservabilityMiddleware
 
 SECRET = "a prompt that nobody may see"
 

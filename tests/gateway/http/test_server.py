@@ -51,7 +51,7 @@ def test_a_gateway_is_ready_while_redis_answers_and_ends_at_a_signal(tmp_path: P
 def test_a_signal_ends_a_gateway_that_has_just_said_that_it_serves() -> None:
     code = """
 import gc, os, signal
-from petiole.gateway import server
+from petiole.gateway.http import server
 gc.freeze = lambda: os.kill(os.getpid(), signal.SIGTERM)  # called before the event loop begins
 raise SystemExit(server.run("127.0.0.1", 0))
 """
@@ -77,7 +77,7 @@ def test_an_address_that_is_taken_is_one_line(tmp_path: Path) -> None:
 
 
 def test_it_needs_nothing_of_a_worker() -> None:
-    code = "import json, sys, petiole.gateway.server; print(json.dumps(list(sys.modules)))"
+    code = "import json, sys, petiole.gateway.http.server; print(json.dumps(list(sys.modules)))"
     imported = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
     )

@@ -13,8 +13,8 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
-from petiole.gateway import headers
-from petiole.gateway.connections import BYTES_A_SECOND
+from petiole.gateway.http import headers
+from petiole.gateway.http.connections import BYTES_A_SECOND
 from tests.support.gateway import Gateway
 from tests.support.site import RedisServer, eventually
 

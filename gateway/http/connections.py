@@ -21,7 +21,7 @@ import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from petiole.gateway.headers import MOST_BYTES
+from petiole.gateway.http.headers import MOST_BYTES
 from petiole.tasks.settings import settings
 
 BYTES_A_SECOND = 1000
