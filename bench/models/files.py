@@ -3,11 +3,12 @@
     python -m bench.models.files --file MODEL.gguf
 
 Without a file it is a small random one. Each side loads the file from the system's cache, weights and vocabulary.
-Imports are not counted: each has loaded a model in the same process before. llama.cpp does not map the file. Memory
-is at hand for both: a system that is a guest waits for its host to give some, longer than loading takes, and the side
-that loads right after the other has freed its own would not wait. The peak is that of one process while it loads,
-beside what it holds afterwards. In every round both sides decode the same number of tokens after the same prompts, on
-the same number of threads. llama.cpp rounds its inputs to eight bits; so do the rows that say it."""
+Imports are not counted: each has loaded a model in the same process before. llama.cpp does not map the file.
+Memory is at hand for both: a system that is a guest waits for its host to give some, longer than loading takes,
+and the side that loads right after the other has freed its own would not wait. The peak is that of one process
+while it loads, beside what it holds afterwards. In every round both sides decode the same number of tokens after
+the same prompts, on the same number of threads. llama.cpp rounds its inputs to eight bits; so do the rows that say
+it."""
 
 from __future__ import annotations
 
