@@ -31,6 +31,7 @@ def urls() -> Mapping[str, str]:
 def blocks(known: Mapping[str, str], version: str) -> dict[str, str]:
     """By name, the lines that follow from the addresses."""
     clone = f"git clone {known['Repository']} petiole\ncd petiole\n" if "Repository" in known else ""
+    where = "" if clone else "In a checkout:\n\n"
     if "Download" in known:
         install = (
             f"Releases, their checksums and a bill of materials: [{version}]({known['Download']}). Pin one by "
@@ -38,8 +39,9 @@ def blocks(known: Mapping[str, str], version: str) -> dict[str, str]:
         )
     else:
         install = (
-            f"{version} is on no package index yet: `make release` in a checkout builds it. Give pip "
-            f"`--find-links /path/to/checkout/dist`, and pin `petiole=={version}`."
+            f"{version} is on no package index yet: `make dist` in a checkout builds it. "
+            f"After `export PIP_FIND_LINKS=/path/to/checkout/dist` each `pip install` finds it. "
+            f"Pin `petiole=={version}`."
         )
     report = (
         f"at [{known['Security'].removeprefix('mailto:')}]({known['Security']})"
@@ -48,7 +50,7 @@ def blocks(known: Mapping[str, str], version: str) -> dict[str, str]:
     )
     demo = "make demo      # no Redis, Docker or GPU needed: eight prompts at once through a real worker\n"
     return {
-        "try": f"```sh\n{clone}{demo}make test      # every kind of test\n```",
+        "try": f"{where}```sh\n{clone}{demo}make test      # every kind of test\n```",
         "install": install,
         "report": f"Report a weakness in private, {report}. Please open no issue for it.",
     }

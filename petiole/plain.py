@@ -59,12 +59,13 @@ class _Shown:
 class _Record(logging.LogRecord):
     def getMessage(self) -> str:  # noqa: N802 - logging's name
         """The message. Every formatter asks for it before it looks for the text of an exception."""
-        said = self.msg if isinstance(self.msg, str) else line(str(self.msg))
-        if self.args:
-            said %= _shown(self.args)
+        said = super().getMessage()
+        if _IN_LINE.search(said) is not None:  # which of its parts have such characters is looked at only then
+            said = self.msg if isinstance(self.msg, str) else line(str(self.msg))
+            said = text(said % _shown(self.args) if self.args else said)
         if self.exc_info and not self.exc_text:
             self.exc_text = traceback_of(self.exc_info)
-        return text(said)
+        return said
 
 
 def _shown(args: Any) -> Any:

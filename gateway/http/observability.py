@@ -125,6 +125,9 @@ class TracingMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_open(path_in(scope)):
             return await self._app(scope, receive, send)
+        trace = _trace_of(scope)
+        if not trace and spans.tracer() is None:  # nothing goes on, and nobody records
+            return await self._app(scope, receive, send)
         status = 0
 
         async def observed(message: Message) -> None:
@@ -133,7 +136,7 @@ class TracingMiddleware:
                 status = message["status"]
             await send(message)
 
-        with spans.serving(_trace_of(scope)) as served:
+        with spans.serving(trace) as served:
             try:
                 await self._app(scope, receive, observed)
             except asyncio.CancelledError:
@@ -184,8 +187,7 @@ def form_of(scope: Scope) -> str:
 
 def _trace_of(scope: Scope) -> dict[str, str]:
     """The headers of the client's trace."""
-    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE}
-    return found
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE}
 
 
 def _fault(error: Exception) -> None:

@@ -23,7 +23,7 @@ def functions(given: Sequence[Tool]) -> list[Any]:
     for place, tool in enumerate(given):
         match tool:
             case {"type": "custom", "custom": {"name": str(name)} as inner}:
-                made = text_tools.function(f"tools[{place}].custom", name, inner)
+                made = text_tools.function(f"tools[{place}].custom", name, inner, place)
                 found.append({"type": "function", "function": made})
             case {"type": "custom"}:
                 raise InvalidRequest(f"tools[{place}].custom", "must be an object with a name", shorten(tool))

@@ -132,18 +132,15 @@ class Generation:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def _arrivals(self, wait_s: float | None = None) -> list[Arrival]:
-        """What has come, once anything has; nothing at the end, or when the time is over. Raises `Failure`."""
-        if not self._arrived and self._running and self._fault is None:
-            loop = asyncio.get_running_loop()
-            self._waiting = loop.create_future()
-            timer = None if wait_s is None else loop.call_later(wait_s, self._wake)
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
-                if timer is not None:
-                    timer.cancel()
+    def _change(self) -> asyncio.Future[None]:
+        """Done when something has come, or nothing comes any more; and by `_wake`."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        if self._arrived or not self._running or self._fault is not None:
+            self._waiting.set_result(None)
+        return self._waiting
+
+    def _taken(self) -> list[Arrival]:
+        """What has come. Raises `Failure` where a fault came last."""
         if not self._arrived and self._fault is not None:
             raise retry.failure_of(self._fault) from self._fault
         arrived, self._arrived = self._arrived, []
@@ -158,7 +155,12 @@ class Generation:
         give_up_at = time.monotonic() + wait_s
         silent = set(range(len(self._readers)))
         while silent and (left_s := give_up_at - time.monotonic()) > 0:
-            for choice, delta in await self._arrivals(left_s):
+            timer = asyncio.get_running_loop().call_later(left_s, self._wake)
+            try:
+                await self._change()
+            finally:
+                timer.cancel()
+            for choice, delta in self._taken():
                 if delta is None:
                     await self._check_worker()
                     continue
@@ -172,7 +174,8 @@ class Generation:
         `Failure` if they cannot be read; a failed task has a delta that says so."""
         arrived, self._held = self._held, []
         while not arrived and (self._arrived or self._ended < len(self._readers)):
-            arrived = await self._arrivals()
+            await self._change()
+            arrived = self._taken()
         if self._silent:
             self._silent = False
             await self._check_worker()

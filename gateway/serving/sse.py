@@ -55,13 +55,12 @@ def without_ids(part: bytes) -> bytes:
 
 def written(frames: Sequence[Frame]) -> bytes:
     """Events as they go over the wire."""
-    return _written(frames[0]) if len(frames) == 1 else b"".join(map(_written, frames))
-
-
-def _written(frame: Frame) -> bytes:
-    """A frame as bytes. Its data is JSON, which has no line breaks."""
-    event = b"id: %b\ndata: %b\n\n" % (frame.cursor.encode(), frame.data)
-    return event if frame.name is None else b"event: %b\n%b" % (frame.name.encode(), event)
+    out = b""
+    for frame in frames:  # its data is JSON, which has no line breaks
+        if frame.name is not None:
+            out += b"event: %b\n" % frame.name.encode()
+        out += b"id: %b\ndata: %b\n\n" % (frame.cursor.encode(), frame.data)
+    return out
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -130,8 +129,7 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape = without_ids if NO_IDS in scope["headers"] else bytes
-        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send), shape))
+        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send), NO_IDS in scope["headers"]))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +140,7 @@ class EventStream(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
 
-    async def _send(self, send: Send, outermost: Send, shape: Callable[[bytes], bytes]) -> None:
+    async def _send(self, send: Send, outermost: Send, no_ids: bool) -> None:
         """The layers of this application look at the start, the first part and the end of an answer. The parts
         between go past them."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -150,6 +148,10 @@ class EventStream(Response):
             await send(start)
             through = send
             async for part in parts:
-                await through({"type": "http.response.body", "body": on_one_line(shape(part)), "more_body": True})
+                if no_ids:
+                    part = without_ids(part)
+                if not part.isascii():
+                    part = on_one_line(part)
+                await through({"type": "http.response.body", "body": part, "more_body": True})
                 through = outermost
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -30,10 +30,12 @@ from petiole.gpu_worker.runtime.interface import (
     Int32Array,
     KeptInput,
     PageUpdates,
+    Progress,
     RowBinding,
     Runtime,
     StateUpdates,
     StepBatch,
+    nothing,
 )
 from petiole.gpu_worker.scheduling.batching import encode_batch
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
@@ -52,27 +54,34 @@ class Parts(NamedTuple):
     compile_constraint: ConstraintCompiler | None
 
 
-def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
-    """Load the model and allocate its memory on the configured device. Raises ModelError."""
+def load_runtime(config: EngineConfig, tracer: Tracer, progress: Progress = nothing) -> Runtime:
+    """Load the model and allocate its memory on the configured device. progress: called before each tensor. Raises
+    ModelError, and what `progress` raises."""
     from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
     device = open_device(config.device)
     if tracer.enabled:
         device.on_span = tracer.record_device
     with memory_that_suffices():
-        return ModelRuntime(config, device=device)
+        return ModelRuntime(config, device=device, loading=progress)
 
 
 def load_beside(
     config: EngineConfig, tracer: Tracer, text: Callable[[EngineConfig], Text]
 ) -> tuple[Runtime, Text]:
-    """The runtime, and what a thread makes of the model's text while the weights load. Raises ModelError."""
+    """The runtime, and what a thread makes of the model's text while the weights load. If that fails, no further
+    weights are read. Raises ModelError."""
     from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     resolve_model(config.model, config.revision)  # one of them downloads it
     with ThreadPoolExecutor(1, "vocabulary") as beside:
         made = beside.submit(text, config)
-        runtime = load_runtime(config, tracer)
+
+        def look() -> None:
+            if made.done():
+                made.result()
+
+        runtime = load_runtime(config, tracer, look)
         try:
             return runtime, made.result()
         except BaseException:

@@ -36,7 +36,9 @@ from petiole.gpu_worker.runtime.interface import (
     VECTORS,
     Computing,
     ModelLimits,
+    Progress,
     StepBatch,
+    nothing,
 )
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, snapshots_of, window_pools
@@ -99,9 +101,14 @@ class Built:
     in_doubt: RowsInDoubt | None
 
 
-def build(config: EngineConfig, device: Device | None = None, source: TensorSource | None = None) -> Built:
-    """Read the configured model and allocate its memory. `source`: see `ModelReader`. Raises ModelError, and
-    InvalidRequest for settings that do not fit."""
+def build(
+    config: EngineConfig,
+    device: Device | None = None,
+    source: TensorSource | None = None,
+    progress: Progress = nothing,
+) -> Built:
+    """Read the configured model and allocate its memory. `source`: see `ModelReader`. progress: called before each
+    tensor. Raises ModelError, what `progress` raises, and InvalidRequest for settings that do not fit."""
     platform = platform_of(device or open_device(config.device))
     if (threads := n_threads(config)) != torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -109,7 +116,7 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         reader = ModelReader(config, source, platform)
         info = reader.find(config.model)
         require_states_alone(config, info.plan)
-        decoder = reader.read(info)
+        decoder = reader.read(info, progress)
         require_head(config, decoder.plan)
         log_drafts(config, decoder.plan)
         config = decided(config, info, decoder, platform)

@@ -63,11 +63,16 @@ class ModelRuntime:
     """The `Runtime` that computes a real model (see `gpu_worker.runtime.interface`)."""
 
     def __init__(
-        self, config: EngineConfig, *, device: Device | None = None, source: TensorSource | None = None
+        self,
+        config: EngineConfig,
+        *,
+        device: Device | None = None,
+        source: TensorSource | None = None,
+        loading: Progress = nothing,
     ) -> None:
-        """`source`: see `ModelReader`."""
+        """`source`: see `ModelReader`. loading: the `progress` of `build`."""
         self.progress: Progress = nothing
-        built = build(config, device, source)
+        built = build(config, device, source, loading)
         self.config, self._platform, self._device = built.config, built.platform, built.platform.device
         self._reader, self._info, self._decoder = built.reader, built.info, built.decoder
         self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
@@ -82,7 +87,7 @@ class ModelRuntime:
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._kept_features = KeptFeatures(self.config.image_cache_bytes)
         with torch.no_grad():
-            self._executor: Executor = self._new_executor(nothing)
+            self._executor: Executor = self._new_executor(loading)
         self.limits: ModelLimits = self._new_limits()
 
     def _new_executor(self, progress: Progress) -> Executor:

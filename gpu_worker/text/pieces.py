@@ -17,7 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -47,7 +51,7 @@ def token_pieces(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]
     """The table for the decoder that `tokenizer.json` describes. `tokens[v]` is None if no token has id v."""
     match decoder:
         case {"type": "ByteLevel"}:
-            return TokenPieces([b"" if token is None else _byte_level(token) for token in tokens])
+            return TokenPieces(_byte_level(tokens))
         case {"type": "Metaspace", "replacement": str(mark), **rest}:
             return _metaspace(tokens, mark, keeps_first=rest.get("prepend_scheme", "always") == "never")
         case {"type": "Sequence", "decoders": [one]}:
@@ -92,22 +96,26 @@ def _metaspace(tokens: Sequence[str | None], mark: str, *, keeps_first: bool) ->
     return TokenPieces(pieces, first=first)
 
 
-def _byte_level(token: str) -> bytes:
-    """The bytes of a token in byte-level letters. A token with other letters (an added token) is plain text."""
-    try:
-        return token.translate(_BYTES).encode("latin-1")
-    except UnicodeEncodeError:
-        return token.encode()
+def _byte_level(tokens: Sequence[str | None]) -> list[bytes]:
+    """The bytes of tokens in byte-level letters. A token with other letters (an added token) is plain text."""
+    texts = ["" if token is None else token for token in tokens]
+    letters = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+    numbers = _BYTES[np.minimum(letters, len(_BYTES) - 1)]
+    whole, ends = numbers.astype(np.uint8).tobytes(), np.cumsum(list(map(len, texts)), dtype=np.int64)
+    pieces = [whole[start:end] for start, end in pairwise([0, *ends.tolist()])]
+    for i in set(np.searchsorted(ends, np.flatnonzero(numbers == _NO_BYTE), "right").tolist()):
+        pieces[i] = texts[i].encode()
+    return pieces
 
 
-def _byte_letters() -> dict[int, int]:
+def _byte_letters() -> npt.NDArray[np.uint16]:
     """GPT-2's byte alphabet, from letters to bytes: printable Latin-1 maps to itself, U+0100 and up to the other
-    bytes, in order. Letters with the numbers of these other bytes are none of it, and become `_NO_BYTE`."""
+    bytes, in order. All other letters are none of it: the last entry stands for those beyond the table."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in plain]
-    letters = {byte: byte for byte in plain} | dict.fromkeys(others, _NO_BYTE)
-    return letters | {256 + k: byte for k, byte in enumerate(others)}
+    own = [byte if byte in plain else _NO_BYTE for byte in range(256)]
+    return np.array([*own, *others, _NO_BYTE], np.uint16)
 
 
-_NO_BYTE = 0xFFFF
+_NO_BYTE = 256
 _BYTES = _byte_letters()

@@ -41,6 +41,7 @@ class Tokenizer:
     `control_tokens`: texts of added tokens that are control tokens beside the special ones; by default those that
     frame turns in the chat templates.
     `described`: what the checkpoint says of the form of its outputs ("response_template", "tool_format").
+    `vocab`: of the backend, with added tokens, for a caller that has it: the library takes long to list it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Tokenizer:
         chat_templates: Mapping[str, str] | None = None,
         control_tokens: Collection[str] | None = None,
         described: Mapping[str, Any] | None = None,
+        vocab: Mapping[str, int] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -60,7 +62,7 @@ class Tokenizer:
         self.backend = backend
         self.special_tokens = dict(special_tokens or {})
         # One more than the largest token id; the model's own vocabulary may be padded beyond it.
-        vocab = backend.get_vocab(with_added_tokens=True)
+        vocab = backend.get_vocab(with_added_tokens=True) if vocab is None else vocab
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         if self.vocab_size > MAX_VOCAB:
             limit = f"must have token ids from 0 to {MAX_VOCAB - 1}"

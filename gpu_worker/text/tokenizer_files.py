@@ -30,9 +30,9 @@ SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer in a folder or a GGUF file. Raises ModelError, in one line, for a missing or broken file."""
-    folder, special_map = Path(folder), dict[str, Any]()
+    folder, special_map, vocab = Path(folder), dict[str, Any](), None
     if is_gguf(folder):
-        backend, config = tokenizer_of(folder)
+        backend, config, vocab = tokenizer_of(folder)
     else:
         if not folder.is_dir():
             raise ModelError(f"{folder}: no such model folder")
@@ -52,6 +52,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         chat_templates=_chat_templates(folder, config),
         control_tokens=_control_tokens(config),
         described=_described_outputs(config),
+        vocab=vocab,
     )
 
 

@@ -171,6 +171,7 @@ def test_the_images_serve_under_their_restrictions(running: bool) -> None:
     for service, container in (("redis", REDIS), ("worker-cpu", WORKER), ("gateway", GATEWAY)):
         eventually(partial(is_healthy, service, container), f"{service} is healthy")
     assert within(GATEWAY, "python", "-c", ASKED).strip() == "1, 2, 3, 4, 5"
+    within(WORKER, "python", "-c", "import av")  # which reads files of videos
     within(WORKER, "touch", "/home/petiole/.cache/huggingface/model", "/home/petiole/.cache/kernel")
 
     log = podman("logs", WORKER)

@@ -281,7 +281,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str], str], None]] = {
     "petiole": petiole,
     "pip": pip,
     **dict.fromkeys(("python", "python3"), python),
-    **dict.fromkeys((".", "chmod", "echo", "hf", "install", "kill", "redis-cli", "uvicorn"), any_words),
+    **dict.fromkeys((".", "chmod", "echo", "flask", "hf", "install", "kill", "redis-cli", "uvicorn"), any_words),
     **dict.fromkeys(("helm", "kubectl", "systemctl"), any_words),
 }
 

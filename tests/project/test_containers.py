@@ -150,7 +150,7 @@ def test_an_image_installs_what_is_declared_with_hashes(image: str, extra: tuple
         torch = re.match(r"torch==([\d.]+)", (ROOT / "images" / "torch.txt").read_text())
         assert torch
         versions["torch"] = [torch[1]]
-    for requirement in declared("worker", "cli", "metrics", "gateway", "jwt", "otel", *extra):
+    for requirement in declared("worker", "video", "cli", "metrics", "gateway", "jwt", "otel", *extra):
         found = versions[canonicalize_name(requirement.name)]
         assert all(requirement.specifier.contains(version) for version in found), requirement
 

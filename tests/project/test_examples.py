@@ -37,7 +37,7 @@ HERE: dict[str, tuple[int, ...]] = {
 ELSEWHERE: dict[str, dict[int, str]] = {
     "docs/batch.md": {1: "tests/gateway/batches/test_jobs.py", 2: "tests/project/test_nightly.py"},
     "docs/celery.md": {1: "tests/support/shop.py", 2: "the module of the worker here"},
-    "docs/django.md": dict.fromkeys(range(5), "tests/project/test_pages.py"),
+    "docs/django.md": dict.fromkeys(range(4), "tests/project/test_pages.py"),
     "docs/embeddings.md": {
         0: "tests/e2e/test_embeddings.py",
         1: "tests/gpu_worker/engine/test_outputs_of_tokens.py",
@@ -79,8 +79,9 @@ BETWEEN = {
     "README.md": {
         1: """
 client = app.test_client()
-assert client.post("/jobs", json={"prompt": ""}).status_code == 400
-print(client.get("/jobs/" + client.post("/jobs", json={"prompt": "1, 2, 3"}).json["id"] + "/stream").text)
+assert client.post("/jobs", json={"messages": []}).status_code == 400
+asked = {"messages": [{"role": "user", "content": "Count from 1 to 5."}]}
+print(client.get("/jobs/" + client.post("/jobs", json=asked).json["id"] + "/stream").text)
 """
     },
     "docs/streams.md": {

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.support.gguf import turned
 
 _NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-_ROTATED_PAIRS = ("llama", "granite", "smollm3")
+_ROTATED_PAIRS = ("llama", "granite", "smollm3", "mistral3")
 _EXPERT = re.compile(r"(.*)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _FUSED = re.compile(r"(.*experts)\.(gate_up_proj|down_proj)(_bias)?")
 

@@ -52,14 +52,14 @@ class Name(NamedTuple):
 def functions(given: Sequence[Tool], where: str = "tools") -> list[dict[str, Any]]:
     """The tools of a task. `where`: the list's field. Raises `InvalidRequest`."""
     found: dict[str, dict[str, Any]] = {}
-    for field, name, tool in _functions(given, where):
+    for place, (field, name, tool) in enumerate(_functions(given, where)):
         for part, (form, said) in _FORMS.items():
             if not isinstance(tool.get(part), form | None):
                 raise InvalidRequest(f"{field}.{part}", f"must be {said}", shorten(tool[part]))
         if name.joined in found:
             raise InvalidRequest(f"{field}.name", "must be the only function with this name", shorten(name.joined))
         if tool["type"] == "custom":
-            made = text_tools.function(field, name.joined, tool)
+            made = text_tools.function(field, name.joined, tool, place)
         else:
             made = {"name": name.joined} | {key: tool[key] for key in _DEFAULTS if tool.get(key) is not None}
         found[name.joined] = {"type": "function", "function": made}

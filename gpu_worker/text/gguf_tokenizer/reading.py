@@ -8,7 +8,9 @@ t5      SentencePiece's unigrams: the pieces with the highest sum of scores"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,9 @@ _ROLES = {
 }
 
 
-def tokenizer_of(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and what tokenizer_config.json would say of it. Raises ModelError for an unknown one."""
+def tokenizer_of(path: Path) -> tuple[Tokenizer, dict[str, Any], Mapping[str, int]]:
+    """The tokenizer, what tokenizer_config.json would say of it, and its vocabulary. Raises ModelError for an
+    unknown one."""
     return _GgufReader(path).read()
 
 
@@ -53,7 +56,7 @@ class _GgufReader:
         if (added := self._kinds.count(_CONTROL) + self._kinds.count(_USER_DEFINED)) > MAX_ADDED_TOKENS:
             raise self._wrong("token_type", f"have at most {MAX_ADDED_TOKENS} control and user's tokens", added)
 
-    def read(self) -> tuple[Tokenizer, dict[str, Any]]:
+    def read(self) -> tuple[Tokenizer, dict[str, Any], Mapping[str, int]]:
         model = self._get("model")
         makers = {
             "gpt2": self._byte_level,
@@ -74,7 +77,7 @@ class _GgufReader:
         if isinstance(template, str):
             config["chat_template"] = template
         self._add_ends(backend)
-        return backend, config
+        return backend, config, self._vocab
 
     def _byte_level(self) -> Tokenizer:
         pre = self._get("pre")
@@ -106,10 +109,9 @@ class _GgufReader:
             return token[1:] if token.startswith(_SPACE) else f"##{token}"
 
         self._tokens = [of_hub(*one) for one in zip(self._tokens, self._kinds, strict=True)]
-        vocab = self._vocab()
         unknown = self._id("unknown")
         unk_token = "[UNK]" if unknown is None else self._tokens[unknown]
-        backend = Tokenizer(models.WordPiece(vocab=vocab, unk_token=unk_token))
+        backend = Tokenizer(models.WordPiece(vocab=self._vocab, unk_token=unk_token))
         lower = bool(self._get("normalizer.lowercase", True))
         accents = bool(self._get("normalizer.strip_accents", lower))
         backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=accents)
@@ -119,9 +121,8 @@ class _GgufReader:
 
     def _unigram(self) -> Tokenizer:
         scores: list[float] = self._list("scores", float, len(self._tokens))
-        self._vocab()
         backend = Tokenizer(
-            models.Unigram([*zip(self._tokens, scores, strict=True)], unk_id=self._id("unknown") or 0)
+            models.Unigram([*zip(self._vocab, scores, strict=True)], unk_id=self._id("unknown") or 0)
         )
         stages: list[Any] = []
         if self._get("precompiled_charsmap"):
@@ -157,6 +158,7 @@ class _GgufReader:
         backend.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
         return backend
 
+    @cached_property
     def _vocab(self) -> dict[str, int]:
         vocab = {token: i for i, token in enumerate(self._tokens)}
         if len(vocab) != len(self._tokens):
@@ -166,7 +168,7 @@ class _GgufReader:
         return vocab
 
     def _bpe(self, merges: list[Any], **options: Any) -> Tokenizer:
-        vocab = self._vocab()
+        vocab = self._vocab
         try:
             return Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
         except Exception as error:  # the library raises nothing narrower
@@ -176,7 +178,7 @@ class _GgufReader:
     def _merges_by_score(self) -> list[tuple[str, str]]:
         """Every way to make a piece of two others, the best piece first."""
         scores: list[float] = self._list("scores", float, len(self._tokens))
-        ids = {token: i for i, token in enumerate(self._tokens)}
+        ids = self._vocab
         plain = {
             token for token, kind in zip(self._tokens, self._kinds, strict=True) if kind not in (_CONTROL, _BYTE)
         }

@@ -110,8 +110,8 @@ class Batch:
 
     def run(self, watch: Watch | None = None) -> Progress:
         """Run to the end, or until somebody stops it. `watch` is called a few times a second; without it a
-        notebook shows a bar. Raises `BatchError`, and `InvalidRequest` for an option of the whole batch; a
-        fault of the code as it is."""
+        notebook shows a bar, and elsewhere the log says why nothing goes on. Raises `BatchError`, and
+        `InvalidRequest` for an option of the whole batch; a fault of the code as it is."""
         for _ in self._run(watch):
             pass
         return self.progress
@@ -155,7 +155,7 @@ class Batch:
         with watched(self.source.name, watch) as shown:
             yield from self._turns(shown)
 
-    def _turns(self, watch: Watch | None) -> Generator[RowResult]:
+    def _turns(self, watch: Watch) -> Generator[RowResult]:
         warn_a_producer()
         began_at = time.monotonic()
         self._rate = RowRate(began_at)
@@ -170,8 +170,7 @@ class Batch:
                 self._turn(now)
                 yield from self._ended.taken()
                 self._show(now, now - began_at)
-                if watch is not None:
-                    watch(self.progress)
+                watch(self.progress)
                 self._check_first()
                 if self.complete or self._stopping.is_set():
                     break

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
 
 SHOWN_EVERY_S = 0.25
 MOST_ALIKE = 10
@@ -87,10 +90,12 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def watched(name: str, watch: Watch | None) -> Iterator[Watch | None]:
-    """`watch`; without one, in a notebook, a bar of tqdm or rich if one of them is there."""
-    if watch is not None or not _is_notebook():
+def watched(name: str, watch: Watch | None) -> Iterator[Watch]:
+    """`watch`; without one, in a notebook, a bar of tqdm or rich if one of them is there; else the log."""
+    if watch is not None:
         yield watch
+    elif not _is_notebook():
+        yield standstills(name)
     elif importlib.util.find_spec("tqdm") is not None:
         with tqdm_bar(name) as shown:
             yield shown
@@ -98,7 +103,20 @@ def watched(name: str, watch: Watch | None) -> Iterator[Watch | None]:
         with rich_bar(name) as shown:
             yield shown
     else:
-        yield None
+        yield standstills(name)
+
+
+def standstills(name: str) -> Watch:
+    """Logs why nothing goes on: once, until it goes on again."""
+    told = False
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        if progress.note and not told:
+            logger.warning("%s: %s", name, progress.note)
+        told = bool(progress.note)
+
+    return tell
 
 
 def _is_notebook() -> bool:

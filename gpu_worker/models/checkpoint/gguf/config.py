@@ -157,9 +157,12 @@ class _Config:
                 "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
                 "truncate": self._name != "gpt-oss",
             }
+            strength = metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
             if self._name in OF_LATENTS:  # the key is a tenth of its name's; cosine and sine are not strengthened
-                strength = 10 * metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
-                scaling |= {"attention_factor": 1.0, "mscale_all_dim": strength}
+                scaling |= {"attention_factor": 1.0, "mscale_all_dim": 10 * strength}
+            if metadata.has("attention.temperature_scale"):
+                beta = metadata.number("attention.temperature_scale", 0.0)
+                scaling |= {"mscale": 1.0, "mscale_all_dim": strength, "llama_4_scaling_beta": beta}
         return scaling
 
     def _vocab_size(self) -> int:
@@ -182,13 +185,9 @@ class _Config:
         return plain.get(next(iter(kinds)), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
     def _ends(self) -> list[int]:
-        metadata = self._header.metadata
-        texts = metadata.get("tokenizer.ggml.tokens")
-        texts = texts if isinstance(texts, list) else []
-        found = (_END_TEXTS | {_END_OF_MESSAGE}).intersection(texts)
-        if _HARMONY in found:
-            found -= {_END_OF_MESSAGE}
-        ends = {texts.index(text) for text in found}
+        metadata, ids = self._header.metadata, self._header.token_ids
+        texts = _END_TEXTS if _HARMONY in ids else _END_TEXTS | {_END_OF_MESSAGE}
+        ends = {ids[text] for text in texts if text in ids}
         for key in (f"tokenizer.ggml.{name}_token_id" for name in _ENDS):
             if (end := metadata.get(key)) is not None and type(end) is not int:
                 raise ModelError(f"{self._header.path}: {key} must be a whole number, got {shown(end)}")

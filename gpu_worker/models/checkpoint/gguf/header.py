@@ -13,7 +13,8 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -50,11 +51,17 @@ class GgufTensor:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GgufHeader:
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+
+    @cached_property
+    def token_ids(self) -> Mapping[str, int]:
+        """The vocabulary. Of several tokens with one text it has the last, as llama.cpp has."""
+        texts = self.metadata.get("tokenizer.ggml.tokens")
+        return dict(zip(texts, count(), strict=False)) if isinstance(texts, list) else {}
 
 
 def read_whole(path: Path) -> GgufHeader:
@@ -72,7 +79,7 @@ def read_whole(path: Path) -> GgufHeader:
         tensors |= piece.tensors
     if len(tensors) != (promised := first.metadata.get("split.tensors.count", len(tensors))):
         raise ModelError(f"{path}: its pieces must have {shown(promised)} tensors together, got {len(tensors)}")
-    return GgufHeader(first.path, first.metadata, tensors)
+    return GgufHeader(first.path, first.metadata, tensors) if more else first
 
 
 def read_header(path: Path) -> GgufHeader:

@@ -205,6 +205,27 @@ def _granite(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def _mistral3(metadata: Metadata, common: Config) -> Config:
+    return {"sliding_window": None}
+
+
+def _seed_oss(metadata: Metadata, common: Config) -> Config:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in metadata.header.tensors}
+
+
+def _ernie(metadata: Metadata, common: Config) -> Config:
+    return {"use_bias": common["attention_bias"]}
+
+
+def _exaone4(metadata: Metadata, common: Config) -> Config:
+    if not metadata.has("attention.sliding_window"):
+        return {"sliding_window": None}
+    return {
+        "sliding_window": metadata.whole("attention.sliding_window"),
+        "layer_types": _kinds(metadata, common["num_hidden_layers"], 4),
+    }
+
+
 def _olmo2(metadata: Metadata, common: Config) -> Config:
     if not metadata.has("attention.sliding_window"):
         return {}
@@ -369,6 +390,7 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "llama": _mixtral,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
+    "qwen3vlmoe": _qwen3moe,
     "qwen3next": _qwen3next,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
@@ -376,6 +398,10 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "phi3": _phi3,
+    "mistral3": _mistral3,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
     "granite": _granite,
     "olmo2": _olmo2,
     "starcoder2": _starcoder2,

@@ -176,6 +176,9 @@ _LFM2 = Architecture(
     whole=_WHOLE | {"token_embd_norm": "model.embedding_norm"},
 )
 _COMMAND_R = Architecture("CohereForCausalLM")
+_QWEN2 = Architecture("Qwen2ForCausalLM")
+_QWEN3 = Architecture("Qwen3ForCausalLM", layer=_LAYER | _NORMS)
+_QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS)
 _QWEN35_MOE = Architecture(
     "Qwen3_5MoeForCausalLM",
     layer={
@@ -192,13 +195,16 @@ _QWEN35_MOE = Architecture(
 
 ARCHITECTURES = {
     "llama": _LLAMA,
-    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen2": _QWEN2,
+    "qwen2vl": _QWEN2,
     "qwen2moe": Architecture(
         "Qwen2MoeForCausalLM",
         layer=_LAYER | _EXPERTS | _BESIDE,
     ),
-    "qwen3": Architecture("Qwen3ForCausalLM", layer=_LAYER | _NORMS),
-    "qwen3moe": Architecture("Qwen3MoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS),
+    "qwen3": _QWEN3,
+    "qwen3vl": _QWEN3,
+    "qwen3moe": _QWEN3_MOE,
+    "qwen3vlmoe": _QWEN3_MOE,
     "qwen3next": _QWEN35_MOE,
     "qwen35": replace(_QWEN35_MOE, hub="Qwen3_5ForCausalLM"),
     "qwen35moe": _QWEN35_MOE,
@@ -233,8 +239,14 @@ ARCHITECTURES = {
     "phi3": Architecture(
         "Phi3ForCausalLM", layer=_LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),
+    "mistral3": replace(_LLAMA, hub="Ministral3ForCausalLM"),
     "granite": replace(_LLAMA, hub="GraniteForCausalLM"),
     "smollm3": replace(_LLAMA, hub="SmolLM3ForCausalLM"),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM", layer=_LAYER | {"post_attention_norm": "post_attention_layernorm"}
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM"),
+    "exaone4": replace(_OLMO2, hub="Exaone4ForCausalLM"),
     "olmo2": _OLMO2,
     "olmoe": Architecture("OlmoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS),
     "starcoder2": Architecture(
@@ -318,4 +330,4 @@ ARCHITECTURES = {
         before="encoder.layers.{}.",
     ),
 }
-"""By `general.architecture`."""
+"""By `general.architecture`. Of models that see, the file has the part that writes."""

@@ -31,6 +31,13 @@ _QWEN2_MOE_KEYS = {
     "expert_feed_forward_length": 32,
     "expert_shared_feed_forward_length": 48,
 }
+_QWEN3_MOE_KEYS = {**_WIDE, "expert_count": 7, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_MINISTRAL3 = YARN | {
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 _WHOLE_BLOCKS = {"linear_value_head_dim": 32}
 """Heads of values can be moved in Q8_0."""
 _DELTA_NET_KEYS = {
@@ -143,18 +150,34 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         _QWEN2_MOE_KEYS | _DELTA_NET_KEYS,
     ),
     "qwen3": ("qwen3", "qwen3", {}, {"attention.key_length": 32, "attention.value_length": 32}),
-    "qwen3moe": (
-        "qwen3-moe",
-        "qwen3moe",
-        {"mlp_only_layers": []},
-        {
-            "attention.key_length": 32,
-            "attention.value_length": 32,
-            "expert_count": 7,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 32,
+    "qwen2vl": ("qwen2", "qwen2vl", {}, {"rope.dimension_sections": [2, 3, 3, 0]}),
+    "qwen3vl": ("qwen3", "qwen3vl", {}, {**_WIDE, "n_deepstack_layers": 3}),
+    "qwen3moe": ("qwen3-moe", "qwen3moe", {"mlp_only_layers": []}, _QWEN3_MOE_KEYS),
+    "qwen3vlmoe": ("qwen3-moe", "qwen3vlmoe", {"mlp_only_layers": []}, _QWEN3_MOE_KEYS),
+    "ministral3": (
+        "ministral3",
+        "mistral3",
+        {"rope_parameters": _MINISTRAL3},
+        _WIDE
+        | {
+            "attention.temperature_scale": 0.1,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_log_multiplier": 1.0,
         },
     ),
+    "seed-oss": ("seed-oss", "seed_oss", {}, _WIDE),
+    "seed-oss-biases": ("seed-oss-biases", "seed_oss", {}, {}),
+    "ernie4.5": ("ernie4.5", "ernie4_5", {}, _WIDE),
+    "ernie4.5-biases": ("ernie4.5-biases", "ernie4_5", {}, {}),
+    "exaone4": (
+        "exaone4",
+        "exaone4",
+        {},
+        {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, True, False]},
+    ),
+    "exaone4-full": ("exaone4-full", "exaone4", {}, {}),
     "gemma": ("gemma1", "gemma", {}, _WIDE),
     "gemma2": (
         "gemma2",

@@ -205,3 +205,10 @@ def test_a_batch_that_ends_draws_how_far_it_is() -> None:
             show(Progress(ended=ended))
     assert drawn[0] == 0
     assert drawn[-1] == 99
+
+
+def test_without_a_watch_the_log_says_once_why_nothing_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with progress.watched("in.jsonl", None) as tell:
+        for note in ("", "no worker", "no worker for 2 s", "", "waiting"):
+            tell(Progress(note=note))
+    assert caplog.messages == ["in.jsonl: no worker", "in.jsonl: waiting"]

@@ -305,7 +305,7 @@ def small(tmp_path: Path, **changes: Any) -> tuple[Path, dict[str, Any], dict[st
     ("changed", "why"),
     [
         ({"general.architecture": "mamba"}, "got 'mamba'"),
-        ({"general.architecture": "qwen3vlmoe"}, "got 'qwen3vlmoe' (the nearest is qwen3moe)"),
+        ({"general.architecture": "qwen4moe"}, "got 'qwen4moe' (the nearest is qwen3moe)"),
         ({"general.architecture": "clip"}, "got 'clip'"),
         ({"qwen2.expert_count": 8}, "qwen2.expert_count must be 0, got 8"),
         ({"split.count": 3}, "split.count must be 1, as the file's name says, got 3"),

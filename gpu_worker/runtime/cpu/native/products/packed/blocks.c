@@ -238,8 +238,9 @@ int32_t petiole_knows_blocks(int32_t kind) { return type_of(kind).values > 0; }
 
 /* Returns whether the numbers of which the scales are made are finite. */
 int32_t petiole_read_blocks(int32_t kind, const BlocksInto *to, int32_t n_threads) {
+  const int64_t in_page = LARGE_PAGE * 8 / (to->k * to->bits), rows = larger_of(1, smaller(in_page, to->n / n_threads));
   int finite = 1;
-#pragma omp parallel for schedule(static) num_threads(n_threads) reduction(& : finite)
+#pragma omp parallel for schedule(dynamic, rows) num_threads(n_threads) reduction(& : finite)
   for (int64_t row = 0; row < to->n; row++) switch (kind) {
 #define CASE(one) \
   case one: finite &= read_row(one, to, row); break;

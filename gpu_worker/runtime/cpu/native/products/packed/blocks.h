@@ -9,6 +9,7 @@ enum {
 };
 
 #define AT_A_TIME 4096 /* blocks */
+#define LARGE_PAGE (1 << 21) /* bytes: two threads that write to a new one at the same time both clear it */
 
 /* n rows of k inputs. The form may be wider than the type's own: numbers in place of codes of four bits, and groups of which
  * a group of the type has several. */

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#define TOGETHER 4 /* panels that a thread takes: threads finish together even if one of them shares its processor */
 #define LINE 64 /* bytes of each row that are rearranged at a time: as many words as lanes */
 
 /* The codes of EIGHT inputs, for each of 16 outputs a word in `first` and for the others in `second` -> their places among those
@@ -214,7 +215,7 @@ void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) 
     g->halves[byte_at(i, 0)] = (uint8_t)half;
     g->halves[byte_at(i, 1)] = (uint8_t)(half >> 8);
   }
-#pragma omp parallel for schedule(static) num_threads(n_threads)
+#pragma omp parallel for schedule(dynamic, TOGETHER) num_threads(n_threads)
   for (int64_t p = 0; p < whole + (last > 0); p++) {
     const int full = p < whole, n = full ? PANEL : (int)last;
     char *copy = copies + omp_get_thread_num() * each, *codes = (char *)l->weight + p * l->stride;
