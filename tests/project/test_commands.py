@@ -44,11 +44,12 @@ HERE: dict[str, tuple[int, ...]] = {"docs/deploying.md": (1,)}
 ELSEWHERE: dict[str, dict[int, str]] = {
     "README.md": {
         0: "tests/project/test_ci.py",
-        1: "tests/tasks/servers/test_embedded.py",
+        1: "tests/tasks/commands/test_gateway.py",
         2: "tests/tasks/servers/test_embedded.py",
-        3: "tests/project/test_wheel.py",
-        4: "tests/gateway/http/test_server.py",
-        5: "tests/gateway/openai/test_chat.py",
+        3: "tests/tasks/servers/test_embedded.py",
+        4: "tests/project/test_wheel.py",
+        5: "tests/gateway/http/test_server.py",
+        6: "tests/gateway/openai/test_chat.py",
     },
     "docs/batch.md": {
         0: "tests/e2e/test_batch.py",
