@@ -126,7 +126,7 @@ class TracingMiddleware:
         if scope["type"] != "http" or is_open(path_in(scope)):
             return await self._app(scope, receive, send)
         trace = _trace_of(scope)
-        if not trace and spans.tracer() is None:  # nothing goes on, and nobody records
+        if not trace and not carried.headers() and spans.tracer() is None:  # nothing goes on, and nobody records
             return await self._app(scope, receive, send)
         status = 0
 

@@ -29,7 +29,7 @@ _TOKEN = re.compile(
 )
 _PLAIN = re.compile(
     r"(?:(?:\\(?:[dwsDWSnrtfv]|[^\w\s<>])"
-    r"|\[\^?\]?(?:\\(?:[dwsDWSnrtfv]|[^\w\s<>])|[^\]\\\[&~-]|-(?!-))*\]"
+    r"|\[(?:\^|(?!\^))(?:\\(?:[dwsDWSnrtfv]|[^\w\s<>])|[^\]\\\[&~-]|-(?!-))+\]"
     r"|\)|[^\\\[\](){}*+?^$|])(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})?(?![*+?{])|\((?:\?:|(?!\?))|\|)+"
 )
 """An expression that all engines read alike, if its parentheses match."""
@@ -121,8 +121,12 @@ class _Names:
 
     def _choice(self, rest: deque[_Token]) -> str:
         found = [self._sequence(rest)]
+        total = len(found[0])
         while _next(rest, "|"):
             found.append(self._sequence(rest))
+            total += len(found[-1])
+            if total > MOST:
+                raise _NotReadError
         return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
 
     def _sequence(self, rest: deque[_Token]) -> str:
@@ -230,9 +234,11 @@ def _number(rest: deque[_Token]) -> int:
 
 def _unquoted(text: str) -> str:
     try:
-        return str(json.loads(text))
+        found = str(json.loads(text))
+        found.encode()  # which refuses half a surrogate
     except ValueError:
         raise _NotReadError from None
+    return found
 
 
 def _escaped(text: str) -> str:

@@ -2,8 +2,8 @@
 
 Models call functions alone. So such a tool is a function with one text, `input`, and a call of the function is
 shown as a call of the tool: its arguments are read as they come, and the text in them is what the client gets. A
-regular expression becomes the text's pattern, which is enforced; so does a grammar that has one (`lark`). Grammars
-are also told to the model."""
+regular expression becomes the text's pattern, which is enforced. Grammars are told to the model. One that has an
+expression (`lark`) is the text's pattern, too, which counts where calls are enforced."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from petiole.contract.errors import shorten
 from petiole.gateway.core.foreign import lark
 from petiole.tasks.errors import InvalidRequest
 
-MOST_READ = 64
-"""Tools of a request whose grammars are read: each may take milliseconds."""
+MOST_READ = 8
+"""Tools of a list whose grammars are read: each may take milliseconds."""
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _BEGINNING = re.compile(r'\s*(\{\s*("(i(n(p(u(t("\s*(:\s*)?)?)?)?)?)?)?)?)?')
@@ -25,25 +25,25 @@ _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r"
 
 
 def function(field: str, name: str, tool: Mapping[str, Any], place: int = 0) -> dict[str, Any]:
-    """The function that stands for a tool. `tool`: its description and format. `place`: its number in the request.
+    """The function that stands for a tool. `tool`: its description and format. `place`: its number in the list.
     Raises `InvalidRequest`."""
     text: dict[str, Any] = {"type": "string"}
     said = [tool["description"]] if isinstance(tool.get("description"), str) else []
     made: dict[str, Any] = {"name": name}
     form = tool.get("format")
     inner = form.get("grammar", form) if isinstance(form, Mapping) else {}
-    enforced: str | None = None
+    pattern: str | None = None
     match inner:
         case {"syntax": "regex", "definition": str(pattern)}:
-            enforced = pattern
+            made["strict"] = True
         case {"syntax": str(syntax), "definition": str(grammar)}:
-            enforced = lark.expression(grammar) if syntax == "lark" and place < MOST_READ else None
+            pattern = lark.expression(grammar) if syntax == "lark" and place < MOST_READ else None
             said.append(f"The input follows this grammar ({syntax}):\n{grammar}")
         case _ if form is not None and (not isinstance(form, Mapping) or form.get("type") != "text"):
             limit = "must be of type text, or grammar with a syntax and a definition"
             raise InvalidRequest(f"{field}.format", limit, shorten(form))
-    if enforced is not None:
-        text["pattern"], made["strict"] = f"^(?:{enforced})$", True
+    if pattern is not None:
+        text["pattern"] = f"^(?:{pattern})$"
     if said:
         made["description"] = "\n\n".join(said)
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}

@@ -59,7 +59,8 @@ def functions(given: Sequence[Tool], where: str = "tools") -> list[dict[str, Any
         if name.joined in found:
             raise InvalidRequest(f"{field}.name", "must be the only function with this name", shorten(name.joined))
         if tool["type"] == "custom":
-            made = text_tools.function(field, name.joined, tool, place)
+            own = place if where == "tools" else text_tools.MOST_READ  # of others only the request's own are read
+            made = text_tools.function(field, name.joined, tool, own)
         else:
             made = {"name": name.joined} | {key: tool[key] for key in _DEFAULTS if tool.get(key) is not None}
         found[name.joined] = {"type": "function", "function": made}

@@ -206,7 +206,14 @@ def _granite(metadata: Metadata, common: Config) -> Config:
 
 
 def _mistral3(metadata: Metadata, common: Config) -> Config:
-    return {"sliding_window": None}
+    if metadata.has("attention.temperature_scale") and metadata.get("rope.scaling.type") != "yarn":
+        raise metadata.wrong("rope.scaling.type", "be yarn beside attention.temperature_scale", "another")
+    return {"sliding_window": None, "rope_parameters": _plain_rotation(common)}
+
+
+def _plain_rotation(common: Config) -> Config:
+    """What a file without `rope.scaling` says. The default of the class is another."""
+    return {"rope_type": "default", "rope_theta": common["rope_theta"]}
 
 
 def _seed_oss(metadata: Metadata, common: Config) -> Config:
@@ -328,6 +335,7 @@ def _gpt_oss(metadata: Metadata, common: Config) -> Config:
         "intermediate_size": metadata.whole("expert_feed_forward_length", common["intermediate_size"]),
         "sliding_window": metadata.whole("attention.sliding_window", 128),
         "layer_types": _kinds(metadata, n, 2),
+        "rope_parameters": _plain_rotation(common),
     }
 
 

@@ -72,6 +72,8 @@ def test_the_expression_matches_what_the_grammar_does(grammar: str, good: list[s
         "start: /a/\n%ignore WS", "start: WS\n%import common.NOWHERE", "start: a{b}\na{x}: x", "start: (",
         "start: " + "(" * 2000 + ")" * 2000, "start: /" + "a" * lark.MOST_TOLD + "/",
         "\n".join(f"s{k}: s{k + 1} s{k + 1}" for k in range(40)) + "\ns40: /a/\nstart: s0",
+        "start: " + "|".join("b" * 2000) + "\nb: " + "c " * 8 + "\nc: /" + "x" * 400 + "/",
+        "start: /[][]/", "start: /[]/", "start: /[^]/", r'start: "\ud800"',
     ],
 )  # fmt: skip
 def test_another_grammar_has_none(grammar: str) -> None:
@@ -80,7 +82,7 @@ def test_another_grammar_has_none(grammar: str) -> None:
 
 def test_the_engine_enforces_a_patch() -> None:
     made = text_tools.function("f", "apply_patch", {"format": {"syntax": "lark", "definition": CODEX}})
-    assert made["strict"]
+    assert "strict" not in made  # not every format has calls that can be enforced
     assert "hunk+" in made["description"]
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(made["parameters"]))
     for text, taken in ((ADDED, True), (MOVED, True), (ADDED.replace("+x", "x"), False)):

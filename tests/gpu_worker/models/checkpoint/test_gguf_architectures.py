@@ -167,6 +167,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.yarn_log_multiplier": 1.0,
         },
     ),
+    "ministral3-plain": (
+        "ministral3",
+        "mistral3",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "llama_4_scaling_beta": 0.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+        _WIDE,
+    ),
     "seed-oss": ("seed-oss", "seed_oss", {}, _WIDE),
     "seed-oss-biases": ("seed-oss-biases", "seed_oss", {}, {}),
     "ernie4.5": ("ernie4.5", "ernie4_5", {}, _WIDE),
