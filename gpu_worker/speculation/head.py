@@ -57,6 +57,8 @@ class HeadDrafter:
     def expects(self, n: int) -> float:
         return held(self.trust, n)
 
-    def wanted(self, count: int, price: Price) -> int:
+    def wanted(self, count: int, price: Price, *, waits: bool) -> int:
         is_tried = price.draft < 1 and self._n_tokens % TRIED == 0
-        return min(count, max(self.worth(price, in_flight=False), is_tried))
+        worth = min(count, self.worth(price, in_flight=False))
+        pays = not waits or price.pays(self.expects(worth), worth)
+        return max(worth if pays else 0, is_tried)

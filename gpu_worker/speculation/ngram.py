@@ -110,7 +110,7 @@ class NgramDrafter:
     def expects(self, n: int) -> float:
         return held(self.trust, n)
 
-    def wanted(self, count: int, price: Price) -> int:
+    def wanted(self, count: int, price: Price, *, waits: bool) -> int:
         return 0
 
     def offer(self, drafts: Sequence[int]) -> None:

@@ -90,8 +90,9 @@ class Drafter(Protocol):
         proposal is for the tokens after those that this step is expected to yield, one at least. It may be wrong
         about them, and then its drafts are rejected. None: there will be drafts once these tokens are known."""
 
-    def wanted(self, count: int, price: Price) -> int:
-        """How many drafts, at most `count`, the runtime is to make behind the next step, if it drafts."""
+    def wanted(self, count: int, price: Price, *, waits: bool) -> int:
+        """How many drafts, at most `count`, the runtime is to make behind the next step, if it drafts. waits: the
+        sequence has to wait before they are verified."""
 
     def offer(self, drafts: Sequence[int]) -> None:
         """What the runtime drafted after all tokens that were committed."""

@@ -110,13 +110,16 @@ class OutputSampler:
         """Draw drafts, int [m]. last: [m], the output that is each row's last; before: [m, n], the drafts behind
         it."""
         m, n = before.shape
+        pairs = _NO_PAIRS
+        if plan.uses & Uses.PENALTIES:
+            pairs = np.stack([np.arange(m).repeat(n), before.reshape(-1)], axis=1).astype(np.int64)
         own = replace(
             plan,
             rows=plan.rows[last],
             parameters=plan.parameters[last],
             positions=plan.positions[last] + 1 + n,
             drafts=None,
-            draft_pairs=np.stack([np.arange(m).repeat(n), before.reshape(-1)], axis=1).astype(np.int64),
+            draft_pairs=pairs,
             ends=_NO_PAIRS,
         )
         given = sampled_with(own, self._upload)

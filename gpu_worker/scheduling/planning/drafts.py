@@ -39,10 +39,7 @@ class PlannedDrafts:
         """The sequences that need not wait, and the drafts of each, which may be none. None: nobody has any, and
         nobody repeats inputs. Changes no sequence."""
         price = self.price.of(len(sequences))
-        worth = [
-            0 if seq.drafter is None else seq.drafter.worth(price, in_flight=bool(seq.outstanding))
-            for seq in sequences
-        ]
+        worth = [self._worth(seq, price) for seq in sequences]
         # Where there are states, a sequence may have to wait for a snapshot, and repeats what was rejected.
         if self._states is None and not any(worth):
             return sequences, None
@@ -53,6 +50,15 @@ class PlannedDrafts:
         ]
         going = [(seq, drafts) for seq, drafts in found if drafts is not None]
         return [seq for seq, _ in going], [drafts for _, drafts in going]
+
+    def _worth(self, seq: ScheduledSequence, price: Price) -> int:
+        if seq.drafter is None:
+            return 0
+        try:
+            return seq.drafter.worth(price, in_flight=bool(seq.outstanding))
+        except Exception as error:
+            self._candidates.fails(seq, error)
+            return 0
 
     def behind(self, plan: StepPlan) -> StepPlan:
         """The plan with what the runtime is to draft behind it."""
@@ -102,9 +108,7 @@ class PlannedDrafts:
         if seq.drafter is None or room <= 0:
             return 0
         try:
-            n = seq.drafter.wanted(room, price)
-            waits = self._needs_commit(seq)
-            return n if not waits or price.pays(seq.drafter.expects(n), n) else 0
+            return seq.drafter.wanted(room, price, waits=self._needs_commit(seq))
         except Exception as error:
             self._candidates.fails(seq, error)
             return 0

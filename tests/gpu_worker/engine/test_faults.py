@@ -71,7 +71,7 @@ def test_a_constraint_that_refuses_what_was_sampled_fails_its_request_alone() ->
 
 
 class FaultyDrafter:
-    """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked while a step is in flight."""
+    """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked, or how many, while a step is in flight."""
 
     def __init__(self, prompt: list[int], fails: str) -> None:
         self.fails = fails if list(prompt) == [3, 3] else "never"
@@ -81,6 +81,8 @@ class FaultyDrafter:
             raise RuntimeError("a broken draft model")
 
     def worth(self, price: Price, *, in_flight: bool) -> int:
+        if self.fails == "weighed" and in_flight:
+            raise RuntimeError("a broken draft model")
         return 8
 
     def expects(self, n: int) -> float:
@@ -92,7 +94,7 @@ class FaultyDrafter:
         return []
 
 
-@pytest.mark.parametrize("fails", ["told", "asked"])
+@pytest.mark.parametrize("fails", ["told", "weighed", "asked"])
 def test_a_drafter_that_raises_fails_its_request_alone(fails: str) -> None:
     class Proposer:
         def drafter(self, prompt: list[int]) -> FaultyDrafter:

@@ -87,11 +87,11 @@ def test_drafts_are_worth_it_as_long_as_they_hold_more_often_than_they_cost() ->
 
 def test_a_head_drafts_as_many_tokens_as_its_last_ones_let_expect() -> None:
     drafter = HeadDrafter([-3] * 4)
-    assert drafter.wanted(4, Price(0.25, 0.0)) == worthwhile(0.6, 0.25) == 2
+    assert drafter.wanted(4, Price(0.25, 0.0), waits=False) == worthwhile(0.6, 0.25) == 2
     for _ in range(40):
         drafter.offer([1, 2, 3])
         drafter.extend([1, 2, 3, 4])
-    assert drafter.wanted(4, Price(0.25, 0.0)) == 4
+    assert drafter.wanted(4, Price(0.25, 0.0), waits=False) == 4
     assert drafter.propose(4) == ()
     assert drafter.propose(4, Launched((), made=3)) == [-3] * 3
     drafter.offer([5, 6, 7, 8])
@@ -102,9 +102,22 @@ def test_a_head_drafts_as_many_tokens_as_its_last_ones_let_expect() -> None:
 def test_a_head_that_was_wrong_is_tried_now_and_then() -> None:
     drafter, wanted = HeadDrafter(), list[int]()
     for _ in range(20 * TRIED_TOKENS):
-        wanted.append(drafter.wanted(4, Price(0.25, 0.0)))
+        wanted.append(drafter.wanted(4, Price(0.25, 0.0), waits=False))
         drafter.offer([1][: wanted[-1]])
         drafter.extend([2])
     assert wanted[-2 * TRIED_TOKENS :].count(0) == 2 * TRIED_TOKENS - 2
     assert max(wanted[-2 * TRIED_TOKENS :]) == 1
-    assert drafter.wanted(4, Price(1.0, 0.0)) == 0, "no draft is worth it, whatever holds"
+    assert drafter.wanted(4, Price(1.0, 0.0), waits=False) == 0, "no draft is worth it, whatever holds"
+
+
+def test_a_head_whose_sequence_waits_is_tried_as_well() -> None:
+    """As behind a constraint. A wait does not pay while little is expected, and trying costs none."""
+    drafter, price = HeadDrafter(), Price(0.25, 0.5)
+    assert drafter.wanted(4, price, waits=True) == 1, "at its first token"
+    drafter.extend([2])
+    assert [drafter.wanted(4, price, waits=waits) for waits in (False, True)] == [2, 0]
+    for _ in range(40 * TRIED_TOKENS):
+        n = drafter.wanted(4, price, waits=True)
+        drafter.offer([1, 2, 3, 4][:n])
+        drafter.extend([1, 2, 3, 4, 5][: n + 1])
+    assert drafter.wanted(4, price, waits=True) == 4

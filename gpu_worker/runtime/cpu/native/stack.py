@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
+SMALL = 192 * 2**20
+"""Multiply-adds of a step of a small model which one thread computes, in about three milliseconds."""
 _WORTH_THREADS = 2**22
 """Multiply-adds from which several threads share them, and the interpreter goes on meanwhile."""
 
@@ -51,7 +53,7 @@ _WORTH_THREADS = 2**22
 class Drafting:
     """The layer that drafts. norm: behind it; last_norm: behind the others. of_layers, of_chain: the two norms of
     what these, or it, have made. room: memory for `most` inputs, and from `scratch` on `stride` bytes for each
-    thread."""
+    of `n_threads`."""
 
     join: LinearStruct
     token_norm: NormStruct
@@ -67,6 +69,7 @@ class Drafting:
     mixes: bool
     """Whether it has experts."""
     most: int = 0
+    n_threads: int = 0
     scratch: int = 0
     stride: int = 0
 
@@ -179,6 +182,7 @@ class Stack:
             embedding_factor=1.0,
             logits_factor=1.0,
             library=None if products.library is None else products.library.address,
+            small=SMALL,
             **most,
         )
         if ends is not None:
@@ -313,14 +317,14 @@ class Stack:
         self, drafting: Drafting, known: Floats, token_ids: Int64Array, embedded: Floats | None, *, chained: bool
     ) -> Floats:
         """The inputs of the layer that drafts, [T, hidden]. See `draft`."""
-        t, join = len(known), drafting.join
+        t, join, n_threads = len(known), drafting.join, torch.get_num_threads()
         small = t * join.n * join.k < _WORTH_THREADS
         hidden = np.empty((t, self.model.hidden), np.float32) if embedded is None else embedded
-        if t > drafting.most:
-            drafting.most = t
+        if t > drafting.most or n_threads > drafting.n_threads:
+            drafting.most, drafting.n_threads = t, n_threads
             drafting.stride = self._library.petiole_join_scratch(ctypes.byref(join), c_int64(t))
             drafting.scratch = -(-8 * t * self.model.hidden // 64) * 64
-            n_bytes = drafting.scratch + torch.get_num_threads() * drafting.stride
+            n_bytes = drafting.scratch + n_threads * drafting.stride
             drafting.room = new_tensor((-(-n_bytes // 4),), torch.float32, torch.device("cpu"))
         room = drafting.room.data_ptr()
         (drafting.quickly if small else self._library).petiole_join(
@@ -335,7 +339,7 @@ class Stack:
             c_void_p(room),
             c_void_p(room + drafting.scratch),
             c_int64(drafting.stride),
-            c_int32(1 if small else torch.get_num_threads()),
+            c_int32(1 if small else n_threads),
         )
         return hidden
 

@@ -127,8 +127,7 @@ static void compute_share(const Model *m, const Step *share) {
 int32_t petiole_forward(const Model *m, const Step *s) {
   Step shares[s->n_threads];
   if (!adapters_fit(m, s)) return -1;
-  if (is_small(m, s)) return compute(m, s, 1, m->library);
-  if (!share(m, s, shares)) return compute(m, s, s->n_threads, m->library);
+  if (!share(m, s, shares)) return compute(m, s, is_small(m, s) ? 1 : s->n_threads, m->library);
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
   for (int i = 0; i < s->n_threads; i++) compute_share(m, shares + i);
   for (int i = 0; i < s->n_threads; i++) /* of each share its outputs' */

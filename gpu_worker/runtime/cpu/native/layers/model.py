@@ -147,6 +147,7 @@ class ModelStruct(ctypes.Structure):
         ("logits_factor", c_float),
         ("logits_cap", c_float),
         ("library", c_void_p),
+        ("small", c_int64),
     ]
 
 

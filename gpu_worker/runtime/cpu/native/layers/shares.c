@@ -7,7 +7,6 @@
 #define AT_A_TIME 256        /* positions that a thread takes at a time, or one sequence */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
 #define ALONE_BYTES (32ll << 20) /* of weights, which one thread reads from the caches */
-#define ALONE_TERMS (192ll << 20) /* multiply-adds of a step: about three milliseconds of one thread */
 #define READ_COST 32         /* a float of the KV cache that is read costs about as much as this many multiply-adds */
 
 /* Positions [from, to) of a step, in the same memory for what lies between products. */
@@ -89,8 +88,8 @@ int is_small(const Model *m, const Step *s) {
   if (bytes_of_weights(m, &each) > ALONE_BYTES) return 0;
   for (int64_t i = 0; i < m->n_layers; i++)
     if (m->layers[i].experts) return 0; /* whose weights are not counted */
-  for (int64_t t = 0; t < s->t && total <= ALONE_TERMS; t++) total += cost(&each, s->positions[t]);
-  return total <= ALONE_TERMS;
+  for (int64_t t = 0; t < s->t && total <= m->small; t++) total += cost(&each, s->positions[t]);
+  return total <= m->small;
 }
 
 int share(const Model *m, const Step *s, Step *shares) {
