@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """By what is said of them."""
 PROMPT, TOKENS = 128, 12
+RANDOM_FILE = "random.gguf"
 MOST_LOADING, MOST_PEAK = 1.5, 1.3
 
 
@@ -157,7 +158,9 @@ def _at_hand(path: Path) -> None:
 
 
 def _tokenizer(config: EngineConfig) -> Tokenizer:
-    return load_tokenizer(resolve_model(config.model))
+    """A random file has no vocabulary: another one stands for it."""
+    own = Path(config.model).name != RANDOM_FILE
+    return load_tokenizer(resolve_model(config.model if own else "petiole-tiny"))
 
 
 def _decodes(asked: Prompts, side: Side) -> Work:
@@ -173,8 +176,8 @@ def _held(field: str) -> int:
 def _random(folder: Path) -> Path:
     from bench.peers import gguf_file
 
-    gguf_file.write(config(SMALL), SMALL.dtype, True, folder / "random.gguf")
-    return folder / "random.gguf"
+    gguf_file.write(config(SMALL), SMALL.dtype, True, folder / RANDOM_FILE)
+    return folder / RANDOM_FILE
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ class FourBitWeights(RandomWeights):
 class _RandomCodes:
     form: CodeLayout
 
+    def fills(self, form: CodeLayout) -> bool:
+        return form.of(0) == self.form.of(0)
+
     def read(self, into: Coded) -> int:
         codes: Any = into.codes
         codes.copy_(torch.randint(0, 256, codes.shape, dtype=torch.uint8, device=codes.device))
