@@ -71,8 +71,8 @@ def test_a_constraint_that_refuses_what_was_sampled_fails_its_request_alone() ->
 
 
 class FaultyDrafter:
-    """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked for drafts, or their number, while a step
-    is in flight."""
+    """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked for drafts or their number while a
+    step is in flight."""
 
     def __init__(self, prompt: list[int], fails: str) -> None:
         self.fails = fails if list(prompt) == [3, 3] else "never"
