@@ -36,6 +36,7 @@ from petiole.gpu_worker.request.values import ValueKinds
 from petiole.gpu_worker.request.videos import Videos
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 StepKind = Literal["prefill", "decode", "verify", "mixed", "encode"]

@@ -33,7 +33,7 @@ _PLAIN = re.compile(
     r"|\)|[^\\\[\](){}*+?^$|])(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})?(?![*+?{])|\((?:\?:|(?!\?))|\|)+"
 )
 """An expression that all engines read alike, if its parentheses match."""
-_QUOTED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
+_QUOTED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")
 """An escape, or a class: parentheses in it are none."""
 _COMMON = {
     "CNAME": "[A-Za-z_][A-Za-z0-9_]*",

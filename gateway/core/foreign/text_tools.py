@@ -3,7 +3,7 @@
 Models call functions alone. So such a tool is a function with one text, `input`, and a call of the function is
 shown as a call of the tool: its arguments are read as they come, and the text in them is what the client gets. A
 regular expression becomes the text's pattern, which is enforced. Grammars are told to the model. One that has an
-expression (`lark`) is the text's pattern, too, which counts where calls are enforced."""
+expression (`lark`) becomes the pattern, too: it is enforced where the request enforces calls."""
 
 from __future__ import annotations
 

@@ -24,11 +24,19 @@ from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder, native_tower
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.interface import FEATURES, OF_TOKENS, VALUES, VECTORS, Progress, nothing
+from petiole.gpu_worker.runtime.interface import (
+    FEATURES,
+    OF_TOKENS,
+    VALUES,
+    VECTORS,
+    Int64Array,
+    Progress,
+    nothing,
+)
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step import sampling
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, adding_behind
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, adding_behind
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms

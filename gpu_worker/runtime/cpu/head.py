@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from petiole.gpu_worker.runtime.step.inputs import Int64Array
+from petiole.gpu_worker.runtime.interface import Int64Array
 
 
 @dataclass(frozen=True, slots=True)

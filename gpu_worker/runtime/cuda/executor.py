@@ -56,11 +56,11 @@ from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.cuda.supported import ATTENTION, CAPTURED, ENCODED
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, staged, upload, upload_together
-from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, StepBatch, StepKind
+from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, Int64Array, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.memory.states import StatePool
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, adding_behind, lay_out
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, adding_behind, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented

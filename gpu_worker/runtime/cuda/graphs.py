@@ -62,8 +62,8 @@ from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.cuda.supported import FUSED
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
-from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates
+from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array, Int64Array
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_all, made_of_all
 

@@ -25,8 +25,8 @@ from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.runtime.device.device import upload
-from petiole.gpu_worker.runtime.interface import VECTORS, Int32Array
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates
+from petiole.gpu_worker.runtime.interface import VECTORS, Int32Array, Int64Array
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
 
 

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.device.device import DeviceEvent, DeviceStream, upload
+from petiole.gpu_worker.runtime.interface import Int64Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
-Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 

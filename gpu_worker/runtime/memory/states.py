@@ -15,16 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, LayerState, Rounded, Span, StepBySpans
 from petiole.gpu_worker.models.plan import ModelPlan, Recurrent
 from petiole.gpu_worker.models.weights.host_memory import new_zeros
 from petiole.gpu_worker.runtime.device.device import upload
-from petiole.gpu_worker.runtime.interface import Int32Array, Progress, StateUpdates
-
-Int64Array = npt.NDArray[np.int64]
+from petiole.gpu_worker.runtime.interface import Int32Array, Int64Array, Progress, StateUpdates
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from petiole.gpu_worker.runtime.interface import DRAFTED, Int32Array, KeptInput, StepBatch
-
-Int64Array = npt.NDArray[np.int64]
+from petiole.gpu_worker.runtime.interface import DRAFTED, Int32Array, Int64Array, KeptInput, StepBatch
 
 
 class RowsInDoubt:

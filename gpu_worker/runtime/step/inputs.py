@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from petiole.cache import ragged_arange
@@ -27,13 +26,12 @@ from petiole.gpu_worker.runtime.interface import (
     TYPES,
     VALUES,
     Int32Array,
+    Int64Array,
     PageUpdates,
     StateUpdates,
     StepBatch,
     StepKind,
 )
-
-Int64Array = npt.NDArray[np.int64]
 
 Parts = Sequence[tuple[int, Tensor]]
 """A side input on the device: the index of the first input of each part, and the part. FEATURES: [1 + extra,

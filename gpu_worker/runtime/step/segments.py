@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from petiole.gpu_worker.runtime.interface import Int32Array
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs
+from petiole.gpu_worker.runtime.interface import Int32Array, Int64Array
+from petiole.gpu_worker.runtime.step.inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)

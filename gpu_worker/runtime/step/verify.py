@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from petiole.cache import ragged_arange
-from petiole.gpu_worker.runtime.interface import StepBatch
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs
+from petiole.gpu_worker.runtime.interface import Int64Array, StepBatch
+from petiole.gpu_worker.runtime.step.inputs import StepInputs
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 
 

@@ -29,9 +29,9 @@ from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapte
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
 from petiole.gpu_worker.runtime.cpu.native.stack import Floats, Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import support
-from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
+from petiole.gpu_worker.runtime.interface import Int32Array, Int64Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, Parts, adding_behind
+from petiole.gpu_worker.runtime.step.inputs import Parts, adding_behind
 
 log = logging.getLogger(__name__)
 

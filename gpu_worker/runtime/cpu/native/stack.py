@@ -36,12 +36,11 @@ from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import BYTES_OF_LAYER
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, LinearStruct
-from petiole.gpu_worker.runtime.interface import Progress, nothing
+from petiole.gpu_worker.runtime.interface import Int64Array, Progress, nothing
 
 log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
-Int64Array = npt.NDArray[np.int64]
 
 SMALL = 192 * 2**20
 """Multiply-adds of a step of a small model which one thread computes, in about three milliseconds."""
@@ -85,20 +84,17 @@ class Drafting:
         norms = weights.token_norm, weights.hidden_norm, weights.norm, ends.norm_weights
         token, known, own, last = (structures.norm(ends.norm, one) for one in norms)
         pair = NormStruct * 2
-        quickly = ctypes.PyDLL(library._name, handle=library._handle)
-        terms = sum(one.n * one.k for one in (getattr(layer, name) for name in MAPS))
-        join = structures.linear(weights.join)
         return cls(
-            join,
-            token,
-            own,
-            last,
-            pair(last, known),
-            pair(own, known),
-            torch.empty(0),
-            quickly,
-            terms,
-            bool(layer.experts),
+            join=structures.linear(weights.join),
+            token_norm=token,
+            norm=own,
+            last_norm=last,
+            of_layers=pair(last, known),
+            of_chain=pair(own, known),
+            room=torch.empty(0),
+            quickly=ctypes.PyDLL(library._name, handle=library._handle),
+            terms=sum(one.n * one.k for one in (getattr(layer, name) for name in MAPS)),
+            mixes=bool(layer.experts),
         )
 
 
