@@ -154,8 +154,8 @@ def loaded(path: str, threads: int) -> Loading:
 
 
 def _at_hand(path: Path) -> None:
-    """Memory in which a file's weights fit, written once and free again. In large pages: the system hands out others
-    for these than those that were free small ones."""
+    """Memory in which a file's weights fit, written once and free again, in large pages: for these the system does
+    not take what were small ones."""
     new_tensor((2 * path.stat().st_size,), torch.uint8, torch.device("cpu")).fill_(1)
 
 

@@ -167,7 +167,8 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
     As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
     with open_checkpoint(folder, model.modules) as checkpoint, torch.no_grad():
-        names = model.names
+        names = model.names.stored_in(checkpoint.names())
+        model = replace(model, names=names)
         if model.plan.pooling is None and model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
         if model.plan.drafting is not None and not _drafts(checkpoint, names):

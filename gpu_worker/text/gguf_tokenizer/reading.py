@@ -195,8 +195,8 @@ class _GgufReader:
         kind, pre = self._get("model"), self._get("pre")
         words = kind == "bert"
         begins = kind in ("llama", "gemma4", "bert") or (kind == "gpt2" and CUTS[pre].begins)
-        first = self._id("cls") if words and self._id("cls") is not None else self._id("bos")
-        last = self._id("seperator") if words else self._id("eos")
+        first = self._first_of(*(("cls", "bos") if words else ("bos", "cls")))
+        last = self._first_of(*(("seperator",) if words else ("eos", "seperator")))
         bos = first if self._get("add_bos_token", begins) else None
         eos = last if self._get("add_eos_token", kind in ("bert", "t5")) else None
         before, after = ([] if i is None else [self._tokens[i]] for i in (bos, eos))
@@ -206,6 +206,9 @@ class _GgufReader:
             backend.post_processor = processors.TemplateProcessing(
                 single=[*before, "$A", *after], pair=[*before, "$A", *after, *second], special_tokens=special
             )
+
+    def _first_of(self, *keys: str) -> int | None:
+        return next((i for i in map(self._id, keys) if i is not None), None)
 
     def _id(self, key: str) -> int | None:
         found = self._get(f"{key}_token_id")

@@ -13,6 +13,7 @@ from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_wh
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
 from petiole.gpu_worker.models.checkpoint.gguf.specifics import (
     BY_LAYER,
+    NOT_TURNED,
     OF_LATENTS,
     PARTLY_TURNED,
     SPECIFICS,
@@ -83,13 +84,13 @@ class _Config:
         found = metadata.whole("attention.value_length", width)
         if found != width and self._name not in OF_LATENTS:
             raise metadata.wrong("attention.value_length", f"be {width}, the width of a head", found)
-        turned = metadata.whole("rope.dimension_count", width)
+        turned = width if self._name in NOT_TURNED else metadata.whole("rope.dimension_count", width)
         if turned != width and (self._name not in PARTLY_TURNED or turned > width):
             raise metadata.wrong("rope.dimension_count", f"be {width}, the width of a head", turned)
         blocks = metadata.whole("block_count", high=MAX_LAYERS)
         n_layers = blocks - metadata.whole("nextn_predict_layers", 0, low=0, high=blocks - 1)
         kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
-        inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
+        inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden)) - {0}
         for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):
             if not several or (len(several) != 1 and self._name not in BY_LAYER):
                 raise metadata.wrong(key, "be the same in all layers, and no 0", shown(sorted(several)))

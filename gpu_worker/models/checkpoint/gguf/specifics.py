@@ -38,7 +38,7 @@ def _kinds(metadata: Metadata, n: int, every: int) -> list[str]:
 
 
 def _scalar(common: Config) -> int:
-    large = common["num_hidden_layers"] == _LARGE_GEMMAS[common["model_type"]]
+    large = common["num_hidden_layers"] == _LARGE_GEMMAS.get(common["model_type"])
     by_heads: int = common["hidden_size"] // common["num_attention_heads"]
     return by_heads if large else common["head_dim"]
 
@@ -380,17 +380,157 @@ def _cohere2(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def _has(metadata: Metadata, part: str) -> bool:
+    """Whether some layer has this tensor."""
+    return any(name.endswith(f".{part}") for name in metadata.header.tensors)
+
+
+def _layer_norm(metadata: Metadata, default: float) -> float:
+    return metadata.number("attention.layer_norm_epsilon", default)
+
+
+def _phi2(metadata: Metadata, common: Config) -> Config:
+    return {"layer_norm_eps": _layer_norm(metadata, 1e-5), "hidden_act": "gelu_new"}
+
+
+def _gpt2(metadata: Metadata, common: Config) -> Config:
+    return {
+        "n_embd": common["hidden_size"],
+        "n_head": common["num_attention_heads"],
+        "n_layer": common["num_hidden_layers"],
+        "n_positions": common["max_position_embeddings"],
+        "n_inner": common["intermediate_size"],
+        "layer_norm_epsilon": _layer_norm(metadata, 1e-5),
+    }
+
+
+def _chatglm(metadata: Metadata, common: Config) -> Config:
+    return {"attention_bias": _has(metadata, "attn_q.bias") or _has(metadata, "attn_qkv.bias")}
+
+
+def _heads_of_scan(metadata: Metadata) -> tuple[int, int]:
+    """The heads of Mamba-2, and the width of one."""
+    heads, inner = metadata.whole("ssm.time_step_rank"), metadata.whole("ssm.inner_size")
+    if inner % heads:
+        raise metadata.wrong("ssm.inner_size", f"be a multiple of {heads}, the heads", inner)
+    return heads, inner // heads
+
+
+def _granitehybrid(metadata: Metadata, common: Config) -> Config:
+    heads, width = _heads_of_scan(metadata)
+    if heads * width % common["hidden_size"]:
+        limit = f"be a multiple of {common['hidden_size']}, the width of the model"
+        raise metadata.wrong("ssm.inner_size", limit, heads * width)
+    kinds = [f"blk.{i}.ssm_in.weight" in metadata.header.tensors for i in range(common["num_hidden_layers"])]
+    experts = metadata.whole("expert_count", 0, low=0)
+    return {
+        **_granite(metadata, common),
+        "layer_types": ["mamba" if scans else "attention" for scans in kinds],
+        "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned", True) else "nope",
+        "shared_intermediate_size": metadata.whole(
+            "expert_shared_feed_forward_length", common["intermediate_size"]
+        ),
+        "num_local_experts": experts,
+        **(_chosen(metadata) if experts else {}),
+        "mamba_expand": heads * width // common["hidden_size"],
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_d_state": metadata.whole("ssm.state_size"),
+        "mamba_n_groups": metadata.whole("ssm.group_count"),
+        "mamba_d_conv": metadata.whole("ssm.conv_kernel"),
+        "mamba_conv_bias": _has(metadata, "ssm_conv1d.bias"),
+        "mamba_proj_bias": _has(metadata, "ssm_in.bias"),
+    }
+
+
+_PARTS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+"""What a stored layer of Nemotron-H is, by a tensor that it has."""
+
+
+def _nemotron_h(metadata: Metadata, common: Config) -> Config:
+    (heads, width), tensors = _heads_of_scan(metadata), metadata.header.tensors
+    kinds = [
+        next((kind for part, kind in _PARTS.items() if f"blk.{i}.{part}.weight" in tensors), "nothing")
+        for i in range(common["num_hidden_layers"])
+    ]
+    config = {
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": common["rms_norm_eps"],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": width,
+        "ssm_state_size": metadata.whole("ssm.state_size"),
+        "n_groups": metadata.whole("ssm.group_count"),
+        "conv_kernel": metadata.whole("ssm.conv_kernel"),
+        "use_conv_bias": _has(metadata, "ssm_conv1d.bias"),
+        "use_bias": _has(metadata, "ssm_in.bias"),
+        "attention_bias": _has(metadata, "attn_q.bias"),
+        "mlp_bias": _has(metadata, "ffn_up.bias"),
+    }
+    if "mlp" in kinds:
+        config["intermediate_size"] = tensors[f"blk.{kinds.index('mlp')}.ffn_up.weight"].shape[0]
+    if "moe" not in kinds:
+        return config
+    if metadata.has("moe_latent_size"):
+        raise metadata.wrong("moe_latent_size", "be absent", metadata.get("moe_latent_size"))
+    groups = metadata.whole("expert_group_count", 1)
+    return {
+        **config,
+        **_scored_by_sigmoid(metadata),
+        "n_routed_experts": metadata.whole("expert_count"),
+        "n_shared_experts": metadata.whole("expert_shared_count", 1),
+        "moe_shared_expert_intermediate_size": metadata.whole("expert_shared_feed_forward_length"),
+        "n_group": groups,
+        "topk_group": metadata.whole("expert_group_used_count", 1 if groups == 1 else None),
+    }
+
+
+def _pooling(metadata: Metadata) -> str:
+    kind = metadata.whole("pooling_type", 1)
+    if kind not in _POOLING:
+        raise metadata.wrong("pooling_type", f"be one of {sorted(_POOLING)}", kind)
+    return _POOLING[kind]
+
+
+def _both_turns(metadata: Metadata, common: Config, local: float) -> Config:
+    """The rotations of layers without a window and with one. local: the default of the second."""
+    thetas = {_FULL: common["rope_theta"], _SLIDING: metadata.number("rope.freq_base_swa", local)}
+    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
+
+
+def _gemma_embedding(metadata: Metadata, common: Config) -> Config:
+    found = [
+        (name, *reversed(metadata.header.tensors[f"{name}.weight"].shape))
+        for name in ("dense_2", "dense_3")
+        if f"{name}.weight" in metadata.header.tensors
+    ]
+    return {
+        **_gemma3(metadata, common),
+        "use_bidirectional_attention": True,
+        "pooling": _pooling(metadata),
+        "denses": found,
+    }
+
+
+def _modern_bert(metadata: Metadata, common: Config) -> Config:
+    return {
+        "norm_eps": _layer_norm(metadata, 1e-5),
+        "local_attention": metadata.whole("attention.sliding_window", 128),
+        "global_attn_every_n_layers": metadata.whole("attention.sliding_window_pattern", 3),
+        "rope_parameters": _both_turns(metadata, common, common["rope_theta"]),
+        "hidden_activation": metadata.get("hidden_act", metadata.get("hidden_activation", "gelu")),
+        "attention_bias": _has(metadata, "attn_qkv.bias"),
+        "pooling": _pooling(metadata),
+    }
+
+
 def _bert(metadata: Metadata, common: Config) -> Config:
-    pooling = metadata.whole("pooling_type", 1)
-    if pooling not in _POOLING:
-        raise metadata.wrong("pooling_type", f"be one of {sorted(_POOLING)}", pooling)
     if metadata.get("attention.causal"):
         raise metadata.wrong("attention.causal", "be false", True)
     types = metadata.header.tensors.get("token_types.weight")
     return {
         "layer_norm_eps": metadata.number("attention.layer_norm_epsilon", 1e-12),
         "type_vocab_size": 1 if types is None else types.shape[0],
-        "pooling": _POOLING[pooling],
+        "pooling": _pooling(metadata),
     }
 
 
@@ -405,14 +545,21 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gemma-embedding": _gemma_embedding,
+    "phi2": _phi2,
     "phi3": _phi3,
+    "gpt2": _gpt2,
     "mistral3": _mistral3,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie,
     "exaone4": _exaone4,
     "granite": _granite,
+    "granitehybrid": _granitehybrid,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
     "olmo2": _olmo2,
     "starcoder2": _starcoder2,
+    "chatglm": _chatglm,
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "deepseek2": _deepseek2,
@@ -423,12 +570,17 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "command-r": _cohere,
     "cohere2": _cohere2,
     "bert": _bert,
+    "modern-bert": _modern_bert,
     "nomic-bert": _bert,
 }
 """By `general.architecture`."""
 BY_LAYER = frozenset({"gemma4"})
 """Architectures whose layers differ in heads, feed-forwards and rotation."""
-PARTLY_TURNED = frozenset({"phi3", "deepseek2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
+PARTLY_TURNED = frozenset(
+    {"phi2", "phi3", "deepseek2", "chatglm", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"}
+)
 """Architectures that rotate a part of each head."""
+NOT_TURNED = frozenset({"nemotron_h", "nemotron_h_moe"})
+"""Architectures that rotate no head, whatever their files say of that."""
 OF_LATENTS = frozenset({"deepseek2"})
 """Architectures whose attention reads latents."""
