@@ -15,11 +15,11 @@ import os
 import sys
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from celery import Celery, Task
 from celery.utils import uuid
@@ -41,15 +41,15 @@ from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
 from petiole.tasks.wire.messages.headers import KNOWN
 
-if TYPE_CHECKING:
-    from petiole.tasks.submission.task import SubmittedTask
-
 MOST_KEPT = 1000
 LARGE = 2**16
 """Characters, token ids and entries of arguments, above which a message takes long to write."""
 _OPTIONS = {"queue", "priority", "headers", "task_id"}
 _OF_ONE_TASK = {AFFINITY_HEADER, *carried.NAMES}
 """Headers that a message of Celery's may have, and the messages made from it have of their own."""
+HeadersOf = Callable[[Sequence[object], Mapping[str, Any]], Mapping[str, str]]
+"""The headers that a task's message gets from its arguments. Raises `InvalidRequest`."""
+
 _FORM = {"content-type": "application/json", "content-encoding": "utf-8"}
 
 
@@ -81,7 +81,8 @@ class MessageTemplate:
     """What the messages of a task for one queue have in common. `list_name`: the list of the queue for kombu,
     which puts `prefix` before it. `embed`: the third part of a body."""
 
-    task: SubmittedTask
+    task: Task
+    headers_of: HeadersOf
     queue: str
     list_name: str
     prefix: str
@@ -104,7 +105,7 @@ class MessageTemplate:
     def write(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
         """`message` on this thread."""
         kwargs = in_json(kwargs)
-        found = self.task.headers_of((), kwargs)
+        found = self.headers_of((), kwargs)
         own = {
             "id": task_id,
             "root_id": task_id,
@@ -141,11 +142,12 @@ class MessageTemplates:
     """The templates of a task: one for each queue, priority and tenant. They are made anew when the app's settings
     or Celery's functions have changed, and in a forked child, whose messages need tags of their own."""
 
-    def __init__(self, task: SubmittedTask) -> None:
-        self._task = task
+    def __init__(self, task: Task, headers_of: HeadersOf) -> None:
+        self._task, self._headers_of = task, headers_of
         self._known: dict[object, MessageTemplate | None] = {}
         self._made_in: tuple[object, ...] = ()
-        self._is_plain = False
+        self._is_plain = self._goes_to_the_streams = False
+        self._tenants: Collection[str] = ()
 
     def of(self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]) -> MessageTemplate | None:
         """The template for this submission, which has been checked. `kwargs`: arguments of the task. None:
@@ -155,11 +157,11 @@ class MessageTemplates:
             return None
         if which not in self._known:
             app = self._task.app
-            self._task.headers_of((), in_json(kwargs))  # before anybody waits for the broker
+            self._headers_of((), in_json(kwargs))  # before anybody waits for the broker
             with app.pools.producers.acquire(block=True) as producer:
                 with reaching_the_broker(app):
                     ensured(app, producer, lambda: producer.channel)
-                self._keep(which, _made(self._task, producer, kwargs, submission))
+                self._keep(which, self._made(producer, kwargs, submission))
         return self._known.get(which)
 
     async def to_the_streams(
@@ -167,7 +169,7 @@ class MessageTemplates:
     ) -> MessageTemplate | None:
         """The same for whoever sends the messages with commands of its own, to the Redis of the streams. None also
         if they do not go there, if replicas confirm them, or if the broker is away for now."""
-        if (which := self._which(submission)) is None or not _go_to_the_streams(self._task.app):
+        if (which := self._which(submission)) is None or not self._goes_to_the_streams:
             return None
         if which not in self._known:
             try:
@@ -178,7 +180,41 @@ class MessageTemplates:
 
     def _make(self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]) -> MessageTemplate | None:
         with self._task.app.pools.producers.acquire(block=True) as producer:
-            return _made(self._task, producer, kwargs, submission)
+            return self._made(producer, kwargs, submission)
+
+    def _made(
+        self, producer: Any, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
+    ) -> MessageTemplate | None:
+        """Let Celery make a message, and send none."""
+        task, app, task_id = self._task, self._task.app, uuid()
+        tenant = self._tenant(submission)
+        told = {**submission, "task_id": task_id, "headers": {} if tenant is None else {TENANT_HEADER: tenant}}
+        with producer.channel.collecting() as pushes:
+            task.apply_async((), kwargs, producer=producer, retry=False, **told)
+        if len(pushes) != 1:
+            return None
+        message = json.loads(pushes[0].message)
+        headers, properties = message["headers"], message["properties"]
+        if (
+            any(message[name] != form for name, form in _FORM.items())
+            or properties["body_encoding"] != "base64"
+            or "compression" in headers
+        ):
+            return None
+        _, _, embed = json.loads(b64decode(message["body"]))
+        return MessageTemplate(
+            task,
+            self._headers_of,
+            queue=properties["delivery_info"]["routing_key"],
+            list_name=pushes[0].key,
+            prefix=app.conf.broker_transport_options.get("global_keyprefix", ""),
+            headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
+            properties=properties,
+            embed=embed,
+            longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
+            tag=uuid(),
+            numbers=count(),
+        )
 
     def _keep(self, which: object, made: MessageTemplate | None) -> None:
         if len(self._known) >= MOST_KEPT:
@@ -187,23 +223,30 @@ class MessageTemplates:
 
     def _which(self, submission: Mapping[str, Any]) -> object:
         """None: no template serves it."""
-        app, queue, headers = self._task.app, submission.get("queue"), submission.get("headers") or {}
+        app, queue = self._task.app, submission.get("queue")
         if (
             not submission.keys() <= _OPTIONS
             or type(queue) not in {str, type(None)}
-            or not headers.keys().isdisjoint(KNOWN)
+            or not (submission.get("headers") or {}).keys().isdisjoint(KNOWN)
             or interop.others_listen()
             or app.current_worker_task is not None
         ):
             return None
         now = os.getpid(), dict(app.conf.changes), *(getattr(*where) for where in _submitters(self._task))
         if self._made_in != now:
-            self._known, self._made_in = {}, now
             self._is_plain = _is_plain(app) and all(_is_as_written(*where) for where in _submitters(self._task))
-        return (queue, submission.get("priority"), headers.get(TENANT_HEADER)) if self._is_plain else None
+            self._goes_to_the_streams = _goes_to_the_streams(app)
+            self._tenants = settings().weights.keys()
+            self._known, self._made_in = {}, now
+        return (queue, submission.get("priority"), self._tenant(submission)) if self._is_plain else None
+
+    def _tenant(self, submission: Mapping[str, Any]) -> str | None:
+        """The tenant, if a queue of his own may be meant."""
+        tenant = (submission.get("headers") or {}).get(TENANT_HEADER)
+        return tenant if tenant in self._tenants else None
 
 
-def _submitters(task: SubmittedTask) -> Sequence[tuple[type, str]]:
+def _submitters(task: Task) -> Sequence[tuple[type, str]]:
     """The functions through which Celery submits."""
     return (
         (type(task), "apply_async"),
@@ -219,40 +262,6 @@ def _is_as_written(kind: type, name: str) -> bool:
     owner = next(one for one in kind.__mro__ if name in vars(one))
     found, module = vars(owner)[name], sys.modules[owner.__module__]
     return isinstance(found, FunctionType) and found.__code__.co_filename == module.__file__
-
-
-def _made(
-    task: SubmittedTask, producer: Any, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
-) -> MessageTemplate | None:
-    """Let Celery make a message, and send none."""
-    app, task_id = task.app, uuid()
-    tenant = (submission.get("headers") or {}).get(TENANT_HEADER)
-    told = {**submission, "task_id": task_id, "headers": {} if tenant is None else {TENANT_HEADER: tenant}}
-    with producer.channel.collecting() as pushes:
-        task.apply_async((), kwargs, producer=producer, retry=False, **told)
-    if len(pushes) != 1:
-        return None
-    message = json.loads(pushes[0].message)
-    headers, properties = message["headers"], message["properties"]
-    if (
-        any(message[name] != form for name, form in _FORM.items())
-        or properties["body_encoding"] != "base64"
-        or "compression" in headers
-    ):
-        return None
-    _, _, embed = json.loads(b64decode(message["body"]))
-    return MessageTemplate(
-        task,
-        queue=properties["delivery_info"]["routing_key"],
-        list_name=pushes[0].key,
-        prefix=app.conf.broker_transport_options.get("global_keyprefix", ""),
-        headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
-        properties=properties,
-        embed=embed,
-        longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
-        tag=uuid(),
-        numbers=count(),
-    )
 
 
 def _is_large(kwargs: Mapping[str, Any]) -> bool:
@@ -278,7 +287,7 @@ def _is_plain(app: App) -> bool:
     )
 
 
-def _go_to_the_streams(app: App) -> bool:
+def _goes_to_the_streams(app: App) -> bool:
     known = settings()
     return (
         known.broker_url == known.streams_url

@@ -59,7 +59,7 @@ class SubmittedTask(Task):  # type: ignore[misc]
 
     @cached_property
     def templates(self) -> MessageTemplates:
-        return MessageTemplates(self)
+        return MessageTemplates(self, self.headers_of)
 
     @abstractmethod
     def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
