@@ -11,13 +11,13 @@ from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
-from petiole.gpu_worker.models.checkpoint.gguf.specifics import (
+from petiole.gpu_worker.models.checkpoint.gguf.specifics.mixtures import scored_by_sigmoid
+from petiole.gpu_worker.models.checkpoint.gguf.specifics.table import (
     BY_LAYER,
     NOT_TURNED,
     OF_LATENTS,
     PARTLY_TURNED,
     SPECIFICS,
-    scored_by_sigmoid,
 )
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     ARCHITECTURES,
