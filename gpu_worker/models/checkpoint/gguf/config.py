@@ -30,6 +30,8 @@ from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     Architecture,
 )
 
+_TOWER = "clip"
+"""The architecture of what encodes pictures."""
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _END_TEXTS = frozenset(
@@ -51,13 +53,16 @@ def config_of(path: Path) -> dict[str, Any]:
 
 def architecture_of(header: GgufHeader) -> Architecture:
     """Raises ModelError for one that is not read."""
-    name = header.metadata.get("general.architecture")
+    name, kind = (header.metadata.get(f"general.{key}") for key in ("architecture", "type"))
+    if name == _TOWER or kind not in (None, "model"):
+        got = shown(_TOWER if name == _TOWER else kind)
+        raise ModelError(f"{header.path} must be the file of a model, got {got}: take the one that it belongs to")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known, near = ", ".join(ARCHITECTURES), get_close_matches(str(name), ARCHITECTURES, 1, 0.5)
         hint = f" (the nearest is {near[0]})" if near else ""
         raise ModelError(
             f"{header.path}: the architecture of a GGUF file must be {known}, got {shown(name)}{hint};"
-            f" for others take the checkpoint in safetensors"
+            f" of others `petiole models --can` says whether the checkpoint in safetensors is served"
         )
     if name == "llama" and header.metadata.get("llama.expert_count"):
         return MIXTRAL
