@@ -483,7 +483,9 @@ def test_vectors_are_those_of_transformers(
     assert cosine(vector, reference(model, tokens(33), "mean")) > 0.9999999
 
 
-def test_products_behind_the_pooling_are_computed(open_runtime: Any, tmp_path: Path) -> None:
+def test_products_behind_the_pooling_are_computed(
+    open_runtime: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Files of EmbeddingGemma have them if the converter was asked for them."""
     (tmp_path / "hub").mkdir()
     name, changes, keys = ENCODERS["gemma-embedding"]
@@ -494,6 +496,11 @@ def test_products_behind_the_pooling_are_computed(open_runtime: Any, tmp_path: P
     (path,) = save(tmp_path / "m.gguf", model, "gemma-embedding", keys | {"pooling_type": 1})
     (vector,) = made(Driver(open_runtime(path)), 33)
     assert cosine(vector, narrow @ (wide @ reference(model, tokens(33), "mean"))) > 0.9999999
+    assert "lacks" not in caplog.text
+    model.factors = {}
+    (path,) = save(tmp_path / "without.gguf", model, "gemma-embedding", keys | {"pooling_type": 1})
+    open_runtime(path)
+    assert "without.gguf lacks dense_2 and dense_3" in caplog.text
 
 
 @pytest.mark.parametrize(
