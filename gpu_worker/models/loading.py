@@ -194,8 +194,8 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         if text_alone and (left_out := parts_left_out(checkpoint, model, names.tower if sees else ())):
             what = "this checkpoint" if sees else "the text part of this checkpoint"
             log.info("%s is served, without %s", what, ", ".join(left_out))
-        if lacking := model.raw.get("lacking"):  # so named by a GGUF file alone
-            log.warning("%s lacks %s", folder.name, lacking)
+        if model.raw.get("denses") == []:  # so said by a GGUF file alone
+            log.warning("%s lacks dense_2 and dense_3: its vectors are not the published model's", folder.name)
         if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):
             log.warning(
                 "activation_quantization=int8 changes nothing for %s, which has no integers of four bits",

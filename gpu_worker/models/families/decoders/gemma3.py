@@ -13,13 +13,11 @@ from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
     Attention,
-    Dense,
     FeedForward,
     Layer,
     ModelPlan,
     Norm,
     PerLayerInput,
-    Pooling,
 )
 from petiole.gpu_worker.models.vision.reading import GEMMA3 as GEMMA3_SIGHT, with_eyes
 
@@ -53,9 +51,8 @@ def gemma3(outer: JsonObject) -> ModelPlan:
 
 def embedding_gemma(raw: JsonObject) -> ModelPlan:
     """Without a head. All positions see each other, but for layers with a window: as many positions on each side
-    as half of it, rounded down. A GGUF file has its own pooling, and the products behind it."""
-    denses = tuple(Dense(name, inputs, outputs, bias=False) for name, inputs, outputs in raw.get("denses", ()))
-    plan = replace(_plan(raw), pooling=Pooling((raw.get("pooling", "mean"),), denses))
+    as half of it, rounded down."""
+    plan = replace(_plan(raw), pooling=config_keys.pooled(raw))
     if not raw.get("use_bidirectional_attention"):
         return plan
 

@@ -67,7 +67,7 @@ def modernbert(raw: JsonObject) -> ModelPlan:
             raw, *(layer.attention.rotary for layer in layers if layer.attention.rotary)
         ),
         embedding_norm=norm,
-        pooling=Pooling((raw.get("pooling", "mean"),)),  # so named by a GGUF file alone
+        pooling=config_keys.pooled(raw),
         dtype=config_keys.dtype(raw),
     )
 

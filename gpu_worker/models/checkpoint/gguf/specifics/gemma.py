@@ -18,7 +18,6 @@ _LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """The one of this many layers scales its attention by the width of the model for each head."""
 _PER_LAYER = "per_layer_token_embd.weight"
 _HUGE = 1e20
-_LACKING = "dense_2 and dense_3, products behind the pooling: its vectors are not the published model's"
 
 
 def _scalar(common: Config) -> int:
@@ -111,5 +110,4 @@ def gemma_embedding(metadata: Metadata, common: Config) -> Config:
         "use_bidirectional_attention": True,
         "pooling": pooling(metadata),
         "denses": found,
-        "lacking": "" if found else _LACKING,
     }
