@@ -31,8 +31,7 @@ from petiole.tasks.worker import scripts
 from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver, Services
-from petiole.tasks.worker.generation.engine_requests import engine_request
-from petiole.tasks.worker.generation.image_bytes import images_of, stored
+from petiole.tasks.worker.generation.engine_requests import engine_request, images_of, stored
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed
 from petiole.tasks.worker.reports.facts import model_name
