@@ -29,8 +29,7 @@ from petiole.gpu_worker.exceptions import EngineError, HandedBack
 from petiole.gpu_worker.request import Delta, Request, Result
 from petiole.gpu_worker.request.handle import Handle
 from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
-from petiole.tasks.wire.record.attempts import BegunAttempt
-from petiole.tasks.wire.record.codec import LoggedOutput
+from petiole.tasks.wire.record.codec import BegunAttempt, LoggedOutput
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Messages
 from petiole.tasks.worker.generation.effects import Effects
