@@ -277,7 +277,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def run_metrics(options: argparse.Namespace) -> int:
     try:
         from petiole.tasks.fleet import exporter
-        from petiole.tasks.fleet.aliases import ALIASES
+        from petiole.tasks.fleet.metrics import ALIASES
     except ImportError as error:
         print(f"petiole: metrics need 'petiole[metrics]': {error}", file=sys.stderr)
         return 1

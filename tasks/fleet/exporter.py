@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from petiole.tasks.fleet import queues, reports, restarts, usage
-from petiole.tasks.fleet.aliases import Alias
-from petiole.tasks.fleet.metrics import buckets, declared
+from petiole.tasks.fleet.metrics import Alias, buckets, declared
 from petiole.tasks.fleet.repair import probes
 from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
