@@ -22,13 +22,14 @@ from petiole.gateway.openai.responses import (
     conversations,
     items,
     resource,
+    store as kept,
     submitting,
     websocket,
 )
 from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import KIND, NAMES, Compact, CountInput, CreateResponse
 from petiole.gateway.openai.responses.view import ResponsesView, error_event
-from petiole.gateway.serving import generations, records, request_body, store as kept
+from petiole.gateway.serving import generations, records, request_body
 from petiole.gateway.serving.answering import accepted, after_of, checked, flag, json_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.generations import Generation

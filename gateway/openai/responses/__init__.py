@@ -16,4 +16,5 @@ tools               tools as clients write them, and as a task takes them
 items               items as clients write them, as they are kept, and as messages of a task
 compaction          a dialogue made short
 listing             lists in pages
+store               values as JSON and lists that grow, in Redis: what all of these keep
 """

@@ -21,10 +21,10 @@ from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.parts import CollectedOutput
 from petiole.gateway.core.record import RequestRecord
-from petiole.gateway.openai.responses import resource
+from petiole.gateway.openai.responses import resource, store
 from petiole.gateway.openai.responses.items import Item, remembered, response_of
 from petiole.gateway.openai.responses.request import KIND, PREFIX, History
-from petiole.gateway.serving import generations, records, store
+from petiole.gateway.serving import generations, records
 from petiole.tasks.settings import settings
 
 logger = logging.getLogger("petiole.gateway.conversations")
