@@ -7,7 +7,6 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     pool/          Celery's pool interface: takes what Celery delivers, and hands back what is left at shutdown
     generation/    one task on its way through the engine: begin its attempt, submit, end
     completion/    what follows the end, once: links, results, STARTED; waiting for another delivery
-    foreign_tasks  tasks of the application's own, on threads
     delivery/      one message: what Celery passes to the pool, and how it is settled
     broker/        messages on Redis: take, own, lease, set aside
     reports/       a worker's reports on itself: to `petiole status`, Prometheus and its supervisor
