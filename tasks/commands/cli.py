@@ -269,7 +269,7 @@ def run_demo(options: argparse.Namespace) -> int:
         from petiole.tasks.commands.demos import search
 
         return search.main()
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
 
     return demo.main(plain=options.plain)
 

@@ -22,7 +22,7 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import NamedTuple
 
-from petiole.tasks.commands import demo
+from petiole.tasks.commands.demos import demo
 from petiole.tasks.errors import PetioleError
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings

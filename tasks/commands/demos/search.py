@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from petiole.contract.results.vectors import Vectors
-from petiole.tasks.commands.demo import DELTA_TIMEOUT_S, environment, worker
+from petiole.tasks.commands.demos.demo import DELTA_TIMEOUT_S, environment, worker
 from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings

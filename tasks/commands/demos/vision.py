@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from petiole.tasks.commands.demo import DELTA_TIMEOUT_S, environment, worker
+from petiole.tasks.commands.demos.demo import DELTA_TIMEOUT_S, environment, worker
 from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
