@@ -12,6 +12,5 @@ truncation      leaves tokens of a prompt out that is too long, where its reques
 tokens          checks a prompt's tokens, values and images
 output          where a request's output is collected, from its preparation on
 videos          from frames, or a video's file, to images and to what is written for them
-video_files     the frames of a video's file
 images          from an image's file to a picture: formats, limits, rules
 """
