@@ -21,6 +21,7 @@ from petiole.gpu_worker.request import Constraint, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImageLimits, RequestImage, rotary_positions
 from petiole.gpu_worker.request.skills import Pictures
 from petiole.gpu_worker.runtime.device.opening import open_device
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     NO_UPDATES,
@@ -39,7 +40,6 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.scheduling.batching import encode_batch
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
-from petiole.gpu_worker.tracing import Tracer
 
 _NO_MEMORY = ("out of memory", "allocate memory")
 """Texts in torch's RuntimeErrors for exhausted GPU and host memory."""
