@@ -31,11 +31,10 @@ from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import affinity_headers, parse
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
-from petiole.tasks.wire.messages import affinity
 
 MOST_KEPT = 1000
 LARGE = 2**16
@@ -88,7 +87,7 @@ class MessageTemplate:
 
     def write(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
         kwargs = in_json(kwargs)
-        found = affinity.headers(parse(self.task.name, (), kwargs))
+        found = affinity_headers(parse(self.task.name, (), kwargs))
         own = {
             "id": task_id,
             "root_id": task_id,

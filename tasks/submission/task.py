@@ -30,14 +30,12 @@ from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
-from petiole.tasks.submission import model
 from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker
-from petiole.tasks.submission.parsing import apart, parse
+from petiole.tasks.submission.options import affinity_headers, apart, choose_model, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.traces import carried, spans
+from petiole.tasks.wire.headers import check_submission
 from petiole.tasks.wire.keys import SENT_HEADER
-from petiole.tasks.wire.messages import affinity
-from petiole.tasks.wire.messages.headers import check_submission
 
 if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
@@ -155,7 +153,7 @@ class GenerationTask(SubmittedTask):
         interop.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
-        kwargs = model.choose(self.app, kwargs, options)
+        kwargs = choose_model(self.app, kwargs, options)
         if "group_id" in options:  # the producer is that of the group's first task, perhaps of another app
             options.pop("producer", None)
         sent_on = "parent_id" in options or isinstance(runs_here, GenerationTask)
@@ -164,7 +162,7 @@ class GenerationTask(SubmittedTask):
             check_submission(given, self.app.conf.accept_content)
         options["headers"] = {**(options.get("headers") or {}), SENT_HEADER: round(time.time(), 3)}
         try:
-            ours = affinity.headers(parse(self.name, args or (), kwargs))
+            ours = affinity_headers(parse(self.name, args or (), kwargs))
             options["headers"] = {**ours, **options["headers"]}
         except InvalidRequest:
             if not sent_on:

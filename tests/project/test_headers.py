@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from petiole.tasks.wire import keys
-from petiole.tasks.wire.messages.headers import KNOWN, OWN
+from petiole.tasks.wire.headers import KNOWN, OWN
 from tests.project.test_structure import MODULES
 
 ELSEWHERE = {

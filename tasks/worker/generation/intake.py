@@ -24,7 +24,7 @@ from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.settings import PREFIX, Settings
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import parse
 from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker import scripts

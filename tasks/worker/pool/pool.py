@@ -31,7 +31,7 @@ from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.traces import exporting
-from petiole.tasks.wire.messages.headers import is_limit
+from petiole.tasks.wire.headers import is_limit
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery

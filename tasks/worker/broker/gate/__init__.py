@@ -8,7 +8,7 @@ task_message  messages of tasks: what kombu and Celery read before the trace. A 
 broadcasts    control commands, events of other workers, replies to this worker
 """
 
-from petiole.tasks.wire.messages.headers import is_id
+from petiole.tasks.wire.headers import is_id
 from petiole.tasks.worker.broker.gate import broadcasts
 from petiole.tasks.worker.broker.gate.bodies import RefusedError, RefusedMessage
 from petiole.tasks.worker.broker.gate.task_message import (

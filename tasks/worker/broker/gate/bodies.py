@@ -24,7 +24,7 @@ from kombu import compression
 from petiole import memory
 from petiole.contract.errors import shorten
 from petiole.contract.requests.bounds import MOST_VALUES, values_in
-from petiole.tasks.wire.messages.headers import encodes
+from petiole.tasks.wire.headers import encodes
 
 MiB = 2**20
 
