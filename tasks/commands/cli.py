@@ -54,6 +54,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `petiole settings | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -269,9 +270,9 @@ def run_demo(options: argparse.Namespace) -> int:
         from petiole.tasks.commands.demos import search
 
         return search.main()
-    from petiole.tasks.commands.demos import demo
+    from petiole.tasks.commands.demos import streams
 
-    return demo.main(plain=options.plain)
+    return streams.main(plain=options.plain)
 
 
 def run_metrics(options: argparse.Namespace) -> int:
