@@ -22,10 +22,10 @@ from petiole.tasks.settings import Settings
 from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker.broker.quarantine import Sign, end_stream
+from petiole.tasks.worker.completion.backend import store_started
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
-from petiole.tasks.worker.completion.started import store_started
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Delivery, Messages
