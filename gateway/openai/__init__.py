@@ -12,5 +12,5 @@ sampling_options  the parameters that all kinds of generation share, and what th
 conversation      messages and tools as clients write them, as a task takes them
 response_format   response_format and structured_outputs: the output's constraint
 logprobs          tokens with their log-probabilities, as OpenAI shows them
-answers           what all answers share: usage, finish reasons, errors, ids
+answers           what all answers share: usage, finish reasons, errors, ids; lists in pages
 """

@@ -15,7 +15,7 @@ from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.streams import ClientStream
 from petiole.gateway.core.task_plan import Plan, TaskCall
-from petiole.gateway.openai.answers import DONE
+from petiole.gateway.openai.answers import DONE, listed
 from petiole.gateway.openai.responses import (
     compaction,
     conversation_store,
@@ -26,7 +26,6 @@ from petiole.gateway.openai.responses import (
     submitting,
     websocket,
 )
-from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import KIND, NAMES, Compact, CountInput, CreateResponse
 from petiole.gateway.openai.responses.view import ResponsesView, error_event
 from petiole.gateway.serving import generations, records, request_body
