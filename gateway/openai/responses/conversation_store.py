@@ -143,7 +143,7 @@ async def read(names: Sequence[str]) -> list[Turn]:
     return turns
 
 
-def items_of(turns: Iterable[Turn], deleted: Container[str] = ()) -> list[Item]:
+def items_of(turns: Iterable[Turn], deleted: Container[str]) -> list[Item]:
     """The items of these turns, in order."""
     said = [item for turn in turns for item in (*turn.told, *turn.answered.get("output", ()))]
     return [item for item in said if item["id"] not in deleted]
