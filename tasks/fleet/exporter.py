@@ -35,7 +35,7 @@ MOST_TENANTS = 500
 
 
 class FleetCollector(Collector):
-    """Collects all metrics at each scrape. `aliases`: some of them also under these names (`fleet.aliases`)."""
+    """Collects all metrics at each scrape. `aliases`: some of them also under these names (`fleet.metrics`)."""
 
     def __init__(self, aliases: Iterable[Alias] = ()) -> None:
         self._aliases = tuple(aliases)
