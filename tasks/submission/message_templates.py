@@ -211,7 +211,10 @@ class MessageTemplates:
             headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
             properties=properties,
             embed=embed,
-            longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
+            longest_shown=(
+                app.amqp.kwargsrepr_maxsize,
+                app.conf.get("task_repr_maxlevels", 3),
+            ),  # 3 until Celery 5.7
             tag=uuid(),
             numbers=count(),
         )
