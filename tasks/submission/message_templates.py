@@ -38,8 +38,8 @@ from petiole.tasks.fleet import markers
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.bundles import ensured, reaching_the_broker
 from petiole.tasks.traces import carried, spans
+from petiole.tasks.wire.headers import KNOWN
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
-from petiole.tasks.wire.messages.headers import KNOWN
 
 MOST_KEPT = 1000
 LARGE = 2**16
