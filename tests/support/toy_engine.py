@@ -26,6 +26,9 @@ class Bold(NgramDrafter):
     def worth(self, price: Price, *, in_flight: bool) -> int:
         return 1024
 
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        return 0
+
     def expects(self, n: int) -> float:
         return math.inf
 

@@ -181,11 +181,14 @@ def test_accepted_drafts_save_steps() -> None:
         def __init__(self, answer: list[int]) -> None:
             self.answer, self.at = answer, 0
 
-        def extend(self, tokens: list[int], n_drafts: int = 0) -> None:
+        def extend(self, tokens: list[int], n_drafts: int = 0, n_held: int = 0) -> None:
             self.at += len(tokens)
 
         def worth(self, price: Price, *, in_flight: bool) -> int:
             return 8
+
+        def rests(self, price: Price, *, in_flight: bool) -> int:
+            return 0
 
         def expects(self, n: int) -> float:
             return 8
