@@ -5,9 +5,9 @@ microsecond for some thousands of tokens, without an index. Longer n-grams take 
 end of the sequence continues with its own tokens, so a short period is repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore as many drafts are proposed as are worth their price by how many were
-right lately, and none for text without repetitions. A sequence that proposes nothing *rests*: 1, 3, 7, then 15
-tokens long it costs nothing. Its guess for these tokens counts like drafts that were verified, so that a text that
-begins to repeat itself is found."""
+right lately, and none for text without repetitions. A sequence that proposes nothing *rests*: each time twice as
+long, it costs nothing. Its guess for the tokens of a rest counts, too, so that a text that begins to repeat itself
+is found."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from petiole.gpu_worker.speculation.proposer import (
+    LATEST,
     TRUST_AT_FIRST,
     Launched,
     Price,
@@ -25,14 +26,11 @@ from petiole.gpu_worker.speculation.proposer import (
     worthwhile,
 )
 
-LONGEST_REST = 15
-"""In tokens. With a step's time of a row at 64 rows, 80 us, a look-up each 15 tokens is below a hundredth."""
+GUESSED = LATEST / 4
+"""The weight of a guess in `trust`: it was made where nothing was proposed."""
 
-GUESSED = 1 / 16
-"""The weight of a guess in `trust`, half of a draft's: it was made where nothing was proposed."""
-
-PRACTISED = 128
-"""The last tokens of a prompt, which are guessed as if it rested, so that it begins with some experience."""
+PRACTISED, AT_ONCE = 256, 8
+"""The last tokens of a prompt are guessed, some at once, so that a sequence begins with some experience."""
 
 SURE = 0.9
 """The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
@@ -57,9 +55,9 @@ class NgramProposer:
         drafter = NgramDrafter(self.shortest, self.longest)
         begin = max(0, len(tokens) - PRACTISED)
         drafter.extend(tokens[:begin])
-        for at in range(begin, len(tokens), LONGEST_REST):
-            drafter.guessed = drafter.guess(LONGEST_REST)
-            drafter.extend(tokens[at : at + LONGEST_REST])
+        for at in range(begin, len(tokens), AT_ONCE):
+            drafter.guessed = drafter.guess(AT_ONCE)
+            drafter.extend(tokens[at : at + AT_ONCE])
         return drafter
 
 
@@ -87,7 +85,7 @@ class NgramDrafter:
 
     def rests(self, price: Price, *, in_flight: bool) -> int:
         proposes = self.worth(price, in_flight=in_flight) and self.guess(1)
-        self._rest = 0 if proposes else min(LONGEST_REST, 2 * self._rest + 1)
+        self._rest = 0 if proposes else min(price.rest, 2 * self._rest + 1)
         self.guessed = self.guess(self._rest)
         return self._rest
 

@@ -56,10 +56,12 @@ def held(trust: float, n: int) -> float:
 
 
 class Price(NamedTuple):
-    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known."""
+    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known. rest: how
+    many a sequence that has no drafts may go without a look for some, so that looks cost little."""
 
     draft: float
     wait: float
+    rest: int = 1
 
     def pays(self, expected: float, n: int) -> bool:
         """Whether it pays to wait for n drafts, of which so many are expected to hold."""
