@@ -295,7 +295,8 @@ def read(drafter: NgramDrafter, text: Sequence[int], price: Price = CHEAP) -> in
     at = n_drafts = 0
     while at < len(text):
         n = drafter.rests(price, in_flight=False)
-        drafts = () if n else drafter.propose(min(4, drafter.worth(price, in_flight=False)), None) or ()
+        most = min(4, drafter.worth(price, in_flight=False), len(text) - at - 1)
+        drafts = () if n else drafter.propose(most) or ()
         n = n or 1 + agreeing(drafts, text[at:])
         drafter.extend(text[at : at + n], len(drafts), n - 1 if drafts else 0)
         at, n_drafts = at + n, n_drafts + len(drafts)
