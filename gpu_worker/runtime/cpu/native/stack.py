@@ -19,6 +19,7 @@ from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
 from petiole.gpu_worker.models.weights.host_memory import new_tensor
+from petiole.gpu_worker.runtime.cpu.head import Floats
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.layers.model import (
     MAPS,
@@ -39,8 +40,6 @@ from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, Linear
 from petiole.gpu_worker.runtime.interface import Int64Array, Progress, nothing
 
 log = logging.getLogger(__name__)
-
-Floats = npt.NDArray[np.float32]
 
 SMALL = 192 * 2**20
 """Multiply-adds of a step of a small model which one thread computes, in about three milliseconds."""
@@ -236,9 +235,8 @@ class Stack:
         `stops`, ascending, with its number and the residual stream, which it may change. It may also write other
         positions, rows and limits into these tensors, for the layers that follow. keep: called with
         what the layers make of all positions, float32 [T, hidden]; `hidden` is overwritten with that."""
-        t, n_threads = len(hidden), torch.get_num_threads()
-        if t > self._most or n_threads != self._step.n_threads:
-            self._take_memory(max(t, self._most), n_threads)
+        t = len(hidden)
+        self._make_room(t)
         step = self._step
         step.t = t
         step.token_ids = _address(token_ids)
@@ -289,6 +287,7 @@ class Stack:
         drafting = self._drafting
         assert drafting is not None, "no layer drafts"
         model, first = self.model, self.model.n_layers
+        self._make_room(len(known))
         hidden = self._joined(drafting, known, token_ids, embedded, chained=chained)
         whole = (model.layers, model.n_layers, model.last_kept)
         model.layers, model.n_layers, model.last_kept = whole[0] + first * ctypes.sizeof(LayerStruct), 1, 0
@@ -432,8 +431,13 @@ class Stack:
         self._library.petiole_recurrent_room.restype = c_int64
         return int(self._library.petiole_recurrent_room(c_void_p(layer.recurrent)))
 
+    def _make_room(self, t: int) -> None:
+        """Memory for a step of `t` positions. Later steps use it again."""
+        n_threads = torch.get_num_threads()
+        if t > self._most or n_threads != self._step.n_threads:
+            self._take_memory(max(t, self._most), n_threads)
+
     def _take_memory(self, t: int, n_threads: int) -> None:
-        """Memory for steps of up to `t` positions. Later steps use it again."""
         self._memory = None
         step = StepStruct(
             t=t,
