@@ -1,9 +1,9 @@
 """The interface of draft sources, and the acceptance statistics.
 
 An engine has one `Proposer`, each sequence one `Drafter`. The scheduler passes every committed token to the
-drafter and requests drafts when it plans a step of the sequence: `extend` feeds it, `propose` returns the
-drafts that are ready. A drafter that `rests` gets its tokens later, and is asked for nothing until then. A runtime that drafts itself (`ModelLimits.drafts`) sends as many with each step as were
-`wanted`, and `offer` passes them on.
+drafter and requests drafts when it plans a step of the sequence: `extend` feeds it, `propose` returns the drafts
+that are ready. A drafter that `rests` gets its tokens later, and is asked for nothing until then. A runtime that
+drafts itself (`ModelLimits.drafts`) sends as many with each step as were `wanted`, and `offer` passes them on.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def held(trust: float, n: int) -> float:
 
 
 class Price(NamedTuple):
-    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known. rest: how
-    many a sequence that has no drafts may go without a look for some, so that looks cost little."""
+    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known. rest:
+    after how many a sequence without drafts may look for some again, so that looks cost little."""
 
     draft: float
     wait: float

@@ -1,13 +1,13 @@
 """The head that drafts, and what steps leave to it.
 
-    step         t      t + 1    t + 2    t + 3
-    left         a      b        c        d        what the layers have made of each row's input, and the token behind
-    the head     .      .        .        abcd     in one run, for four steps
+    step        t    t + 1    t + 2    t + 3
+    left        a    b        c        d        what the layers have made of each row's input, the token behind
+    the head    .    .        .        abcd     one run for four steps
 
-What a decode leaves is *kept* while nothing is drafted behind it, for together with what the next decodes of the same
-rows leave it costs little more than one of them. The head catches up before any other step begins and before keys and
-values are copied. So its own have no holes where others see them, and it writes to no page that has become another
-row's."""
+What a decode leaves is *kept* while nothing is drafted behind it: one run for several steps costs little more than
+one for each. The head catches up before a step that is no decode of the same rows, before drafts, and before keys
+and values are copied. So its own have no holes where others see them, and it writes to no page that has become
+another row's."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Draft(Protocol):
     def __call__(
         self, known: Floats, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
     ) -> tuple[Tensor, Floats]:
-        """Run the head once. known: [n, hidden], what the layers have made of each place, or
-        the head's own one (chained), before its norm. token_ids: [n], the token behind each. The places of a row are
-        neighbours, and their positions ascend. at: [m], ascending, the places whose results are wanted. Returns their
-        logits, float32 [m, vocab], and what the head's layer makes of them, [m, hidden]."""
+        """Run the head once. known: [n, hidden], what the layers have made of each place, or the head's own one
+        (chained), before its norm. token_ids: [n], the token behind each. The places of a row are neighbours, and
+        their positions ascend. at: [m], ascending, the places whose results are wanted. Returns their logits,
+        float32 [m, vocab], and what the head's layer makes of them, [m, hidden]."""
         ...
 
 
@@ -102,8 +102,7 @@ class Head:
 
 
 class StepHead:
-    """Implements `DraftingHead`. known, places: of the step's inputs. may_wait: whether what the step leaves may be
-    kept."""
+    """Implements `DraftingHead`. known, places: of the step's inputs. may_wait: whether these may be kept."""
 
     def __init__(self, head: Head, known: Floats, places: Places, *, may_wait: bool) -> None:
         self._head, self._known, self._places, self._may_wait = head, known, places, may_wait

@@ -20,7 +20,7 @@ from petiole.gpu_worker.speculation import Price
 LEAST = 0.25
 """No draft is cheaper. A wrong one costs the host something, too, which no step shows."""
 
-TRIED, TRIED_OF = 2, 512
+TRIED, TRIED_OF = 4, 512
 """So many of so many steps have drafts for the least price. Otherwise, where they are too dear, nothing would show
 that they have become cheaper."""
 

@@ -10,7 +10,6 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
