@@ -93,10 +93,10 @@ class ScheduledSequence(SchedulableSequence):
     encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None if
     rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
     `rotary_offset`. `tiered`, `chunk_keys`, `n_copied`, `load`: see `kv_tier.TieredSequence`.
-    `n_drafter_knows`: the number of generated tokens that its drafter got; `drafts_from`: the number from which on
-    it gets the others, and is asked. `scored`: the number of tokens of the prompt whose log-probabilities are
-    delivered or on their way. `draft_tokens`, `accepted_draft_tokens`: of its verifications. Times (`*_s`) are seconds of
-    `time.perf_counter`."""
+    `n_drafter_knows`: the number of generated tokens that its drafter got; `drafts_from`: the number from which
+    on it gets the others, and is asked. `scored`: the number of tokens of the prompt whose log-probabilities are
+    delivered or on their way. `draft_tokens`, `accepted_draft_tokens`: of its verifications. Times (`*_s`) are
+    seconds of `time.perf_counter`."""
 
     __slots__ = (
         "accepted_draft_tokens",

@@ -4,9 +4,9 @@ The tokens are kept as a text of one character each, so that a look-up is a sear
 some thousands of tokens, without an index. Longer n-grams take precedence. A draft that reaches the end of the
 sequence continues with its own tokens, so a short period is repeated as often as needed.
 
-Drafting is cheap, verifying is not. Therefore as many drafts are proposed as are worth their price by how many were
-right lately, and none for text without repetitions. A sequence that proposes nothing *rests*, each time twice as
-long as before, and costs nothing. Its guess for the tokens of a rest counts, too, so that a text that begins to
+Drafting is cheap, verifying is not. Therefore as many drafts are proposed as are worth their price by how many
+were right lately, and none for text without repetitions. A sequence that proposes nothing *rests*, each time twice
+as long as before, and costs nothing. Its guess for the tokens of a rest counts, too, so that a text that begins to
 repeat itself is found."""
 
 from __future__ import annotations
