@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,16 @@ from petiole.gpu_worker.scheduling.outcomes import Operation
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Launched, NgramProposer, Price
-from tests.support.toy_engine import Bold, BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
+from tests.support.toy_engine import (
+    NAPS,
+    Bold,
+    BoldHeadProposer,
+    BoldProposer,
+    Expected,
+    expected,
+    request,
+    toy_engine,
+)
 from tests.support.toy_text import ToyConstraint
 
 K = 6
@@ -57,8 +65,8 @@ def late() -> None:
 class Knowing(Bold):
     """Drafts the answer."""
 
-    def __init__(self, asked: Request) -> None:
-        super().__init__(2, 4)
+    def __init__(self, asked: Request, naps: Sequence[int] = (0,)) -> None:
+        super().__init__(naps)
         self._answer = [*(asked.prompt or ()), *expected(asked).token_ids]
 
     def guess(self, count: int) -> list[int]:
@@ -160,9 +168,8 @@ class Sleepy(Knowing):
     """Rests now and then. early: calls that came while it did."""
 
     def __init__(self, asked: Request) -> None:
-        super().__init__(asked)
-        self.early, self.told = list[str](), 0
-        self._due, self._naps = 0, itertools.cycle((0, 0, 1, 0, 5))
+        super().__init__(asked, NAPS)
+        self.early, self.told, self._due = list[str](), 0, 0
 
     def _check(self, call: str) -> None:
         if len(self._tokens) < self._due:
@@ -175,7 +182,7 @@ class Sleepy(Knowing):
             self._check("extend")
 
     def rests(self, price: Price, *, in_flight: bool) -> int:
-        nap = next(self._naps)
+        nap = super().rests(price, in_flight=in_flight)
         self._due = len(self._tokens) + nap
         return nap
 
