@@ -40,7 +40,7 @@ from petiole.tasks.streams import async_subscriptions
 from petiole.tasks.streams.assembly import StreamAssembler
 from petiole.tasks.streams.callback_reader import CallbackStream
 from petiole.tasks.submission import definitions
-from petiole.tasks.submission.message_templates import PreparedMessage, templates
+from petiole.tasks.submission.message_templates import PreparedMessage
 from petiole.tasks.wire.keys import stream_keys
 
 MOST_WAITING = 1024
@@ -322,7 +322,8 @@ async def _messages(plan: Plan) -> list[PreparedMessage] | None:
     try:
         for call, task_id in zip(plan.calls, plan.record.tasks, strict=True):
             options = caller.options(asks, call.options)
-            template = await templates().of(getattr(definitions, call.task), options, submission)
+            templates = getattr(definitions, call.task).templates
+            template = await templates.to_the_streams(options, submission)
             if template is None:
                 return None
             messages.append(await template.message(task_id, options, submission.get("headers", {})))

@@ -9,8 +9,8 @@ embed_many         `embed.many`: any number of texts, as tasks of some texts eac
 put_image          `put_image`: an image stored once, for many questions
 task               what `delay`, `apply_async` and `stream` do: check, route, send; how a body gets its result. One
                    of their options, such as `priority`, begins in `contract.requests.submission`
-message_templates  messages without Celery's work for each, for whoever submits a lot; the gateway sends them
-bundles            submissions of an event loop: those that wait together are sent together
+message_templates  messages without Celery's work for each, for `delay`, `adelay` and the gateway
+bundles            such messages on their way: those that wait together are sent together
 counting           `count`: its queue, its result
 model              the option `model`: from a model's name to its queue
 signatures         `generate.s(...)`: it carries its queue, for workers of another app

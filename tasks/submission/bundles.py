@@ -1,4 +1,4 @@
-"""Submissions of an event loop: those that wait together go to Redis together.
+"""Messages that are made from templates, on their way to Redis: those that wait together go together.
 
 A submission is prepared as `delay` prepares it, in the caller's context. Only its message waits for those of the
 others."""
@@ -6,13 +6,12 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from celery import signals
 from kombu.exceptions import OperationalError
 
-from petiole.contract.settings.urls import RABBITMQ, redacted, scheme
+from petiole.contract.settings.urls import redacted
 from petiole.tasks.app.thread_executor import ProcessThreads, WaitingCall
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.servers import sentinels
@@ -47,68 +46,30 @@ def unavailable(app: App, error: Exception) -> Unavailable:
 
 
 class Bundles:
-    """The messages of some submissions, one bundle for each app: mostly there is one app. Celery makes and
-    publishes each message, but what it would push to Redis is collected (`app.redis_transport`).
-
-    `kept`: what is pushed, in the order of submission."""
+    """The messages of some submissions, one bundle for each app: mostly there is one app. `kept`: all of them, in
+    the order of submission."""
 
     def __init__(self) -> None:
-        self._of_apps: dict[App, tuple[Any, list[Push]] | None] = {}
-        self._producers = ExitStack()
+        self._of_apps: dict[App, list[Push]] = {}
         self.kept: list[Push] = []
 
-    @contextmanager
-    def collecting(self, app: App) -> Iterator[dict[str, Any]]:
-        """A context in which the message of a submission of this app waits for the others. Yields options of
-        Celery's for this submission. Raises `Unavailable`."""
-        if app not in self._of_apps:
-            self._of_apps[app] = self._opened(app)
-        if (opened := self._of_apps[app]) is None:
-            yield {}
-            return
-        producer, pushes = opened
-        if not producer.connection.connected:
-            with reaching_the_broker(app):
-                _ensured(app, producer, lambda: producer.channel)
-        with producer.channel.collecting() as collected:
-            try:
-                yield {"producer": producer}
-            except Exception:
-                producer.revive(producer.connection)  # kombu may have closed the channel
-                raise
-            finally:
-                pushes += collected
-                self.kept += collected
+    def keep(self, app: App, push: Push) -> None:
+        self._of_apps.setdefault(app, []).append(push)
+        self.kept.append(push)
 
     def send(self) -> None:
         """Send all. A message that is not sent has an `error` afterwards."""
-        with self._producers:
-            for app, opened in self._of_apps.items():
-                if opened is not None:
-                    _send(app, *opened)
-
-    def _opened(self, app: App) -> tuple[Any, list[Push]] | None:
-        """None: messages of this app do not wait. RabbitMQ has no round trips to share. Who listens for messages
-        that were sent must not hear of one before it is."""
-        conf = app.conf
-        is_heard = signals.after_task_publish.receivers or signals.task_sent.receivers or conf.task_send_sent_event
-        if (
-            is_heard
-            or scheme(conf.broker_url) in RABBITMQ
-            or conf.task_always_eager
-            or not conf.task_publish_retry
-        ):
-            return None
-        return self._producers.enter_context(app.pools.producers.acquire(block=True)), []
+        for app, pushes in self._of_apps.items():
+            _send(app, pushes)
 
 
-def _send(app: App, producer: Any, pushes: Sequence[Push]) -> None:
+def _send(app: App, pushes: Sequence[Push]) -> None:
     def unsent() -> list[Push]:
         return [one for one in pushes if not (one.sent or one.error)]
 
     try:
-        with reaching_the_broker(app):
-            _ensured(app, producer, lambda: producer.channel.push(unsent()))
+        with reaching_the_broker(app), app.pools.producers.acquire(block=True) as producer:
+            ensured(app, producer, lambda: producer.channel.push(unsent()))
     except Exception as error:
         for push in unsent():
             push.error = error
@@ -117,7 +78,7 @@ def _send(app: App, producer: Any, pushes: Sequence[Push]) -> None:
             push.error = unavailable(app, push.error)
 
 
-def _ensured(app: App, producer: Any, call: Callable[[], object]) -> None:
+def ensured(app: App, producer: Any, call: Callable[[], object]) -> None:
     """Raises `OperationalError` if the broker is away for longer than Celery tries."""
     producer.connection.ensure(producer, call, **app.conf.task_publish_retry_policy)()
 

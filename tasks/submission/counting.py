@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 from celery.exceptions import TimeoutError as GaveUp
 
 from petiole.contract import types
-from petiole.contract.requests.count import CountDict, CountRequest, queue_of
+from petiole.contract.requests.count import SUFFIX, CountDict, CountRequest, queue_of
 from petiole.contract.requests.generation import in_json
 from petiole.contract.requests.validation import validate
 from petiole.tasks.app import worker_side
@@ -81,7 +81,6 @@ class CountTask(SubmittedTask):
             if options.get(name):
                 raise InvalidRequest(name, f"must not be given: {why}", options[name])
             options.pop(name, None)
-        bundles = options.pop("bundles", None)
         check_submission({**options, "task_id": more[0]} if more else options, self.app.conf.accept_content)
         request_of(args or (), kwargs)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
@@ -91,11 +90,20 @@ class CountTask(SubmittedTask):
             availability.require(queue)
         impatient = options.get("retry") is False
         options["queue"] = queue_of(queue)
-        submitted = self._send(args, kwargs, more, options, confirm, impatient, bundles)
+        submitted = self._send(args, kwargs, more, options, confirm, impatient)
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.__class__ = AsyncCount
             submitted.submitted_to = queue
         return cast(AsyncCount, submitted)
+
+    def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+        request_of(args, kwargs)
+        return {}
+
+    def result_of(self, task_id: str, queue: str) -> AsyncGeneration:
+        result = super().result_of(task_id, queue.removesuffix(SUFFIX))
+        result.__class__ = AsyncCount
+        return result
 
     if TYPE_CHECKING:
 

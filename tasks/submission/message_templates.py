@@ -1,26 +1,32 @@
 """Messages of tasks, made from one that Celery has made.
 
 Celery and kombu make each message anew, from options, routes and settings. That takes several times as long as
-sending it, and nearly all of it is the same in all messages of a task for one queue. So for whoever submits a lot,
-such as a gateway, Celery makes one of them. The others are that one with another id, other arguments and other
-headers. A worker sees no difference.
+sending it, and nearly all of it is the same in all messages of a task for one queue. So Celery makes one of them.
+The others are that one with another id, other arguments and other headers. A worker sees no difference.
 
-Where Celery is asked for more at each submission, there is no template, and `adelay` submits: somebody listens to
-its signals, it sends events, replicas confirm, or the broker is another server than that of the streams."""
+Where Celery is asked for more at each submission, there is no template, and `apply_async` submits: with options
+such as `countdown`, inside another task, with a router of the application's, on RabbitMQ, and while somebody
+listens to Celery's signals or has put functions of his own around Celery's, as Sentry does."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from types import FunctionType
 from typing import Any, NamedTuple
 
+from celery import Celery, Task
 from celery.utils import uuid
 from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
+from kombu.messaging import Producer
+from kombu.utils import json as kombu_json
 
 from petiole.contract.requests.generation import in_json
 from petiole.contract.settings.urls import RABBITMQ, scheme
@@ -29,33 +35,40 @@ from petiole.tasks.app.application import App
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
-from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.parsing import parse
-from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.submission.bundles import ensured, reaching_the_broker
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
-from petiole.tasks.wire.messages import affinity
+from petiole.tasks.wire.messages.headers import KNOWN
 
 MOST_KEPT = 1000
 LARGE = 2**16
 """Characters, token ids and entries of arguments, above which a message takes long to write."""
-_OPTIONS = {"queue", "priority", "headers"}
+_OPTIONS = {"queue", "priority", "headers", "task_id"}
 _OF_ONE_TASK = {AFFINITY_HEADER, *carried.NAMES}
 """Headers that a message of Celery's may have, and the messages made from it have of their own."""
+HeadersOf = Callable[[Sequence[object], Mapping[str, Any]], Mapping[str, str]]
+"""The headers that a task's message gets from its arguments. Raises `InvalidRequest`."""
+
 _FORM = {"content-type": "application/json", "content-encoding": "utf-8"}
 
 
 class PreparedMessage(NamedTuple):
-    """A message, in two parts, between which a further header may stand. `key`: the list of its queue."""
+    """A message, in two parts, between which a further header may stand. `key`: the list of its queue. `trace`:
+    the headers of the trace that it belongs to."""
 
     key: str
     headers: str
     rest: str
+    trace: Mapping[str, str] = carried.NOTHING
+
+    @property
+    def text(self) -> str:
+        return self.headers + self.rest
 
     def command(self) -> tuple[Any, ...]:
         """The command that submits the task."""
-        return "LPUSH", self.key, self.headers + self.rest
+        return "LPUSH", self.key, self.text
 
     def with_last(self, header: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """The same with this header: these values, and behind them one that stands between the last two words."""
@@ -65,11 +78,14 @@ class PreparedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class MessageTemplate:
-    """What the messages of a task for one queue have in common. `embed`: the third part of a body."""
+    """What the messages of a task for one queue have in common. `list_name`: the list of the queue for kombu,
+    which puts `prefix` before it. `embed`: the third part of a body."""
 
-    task: GenerationTask
+    task: Task
+    headers_of: HeadersOf
     queue: str
-    key: str
+    list_name: str
+    prefix: str
     headers: Mapping[str, Any]
     properties: Mapping[str, Any]
     embed: Any
@@ -87,88 +103,165 @@ class MessageTemplate:
         return self.write(task_id, kwargs, headers)
 
     def write(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
+        """`message` on this thread."""
         kwargs = in_json(kwargs)
-        found = affinity.headers(parse(self.task.name, (), kwargs))
+        found = self.headers_of((), kwargs)
         own = {
             "id": task_id,
             "root_id": task_id,
             "kwargsrepr": amqp.shown(kwargs) or saferepr(kwargs, *self.longest_shown),
-            SENT_HEADER: round(time.time(), 3),
         }
+        if SENT_HEADER in self.headers:
+            own[SENT_HEADER] = round(time.time(), 3)
         with spans.sending(self.task.name) as span:
             span.sent(task_id, self.queue)
-            own |= carried.headers()
+            trace = carried.headers()
         body = b64encode(json.dumps([[], kwargs, self.embed]).encode()).decode()
-        properties = {**self.properties, "correlation_id": task_id, "delivery_tag": self._tag()}
+        properties = {
+            **self.properties,
+            "correlation_id": task_id,
+            "delivery_tag": f"{self.tag}-{next(self.numbers)}",
+        }
         markers.look(self.task.app, self.queue)
         return PreparedMessage(
-            self.key,
-            f'{{"headers": {json.dumps({**self.headers, **found, **headers, **own})[:-1]}',
+            self.prefix + self.list_name,
+            f'{{"headers": {_headers({**self.headers, **found, **headers, **own, **trace})[:-1]}',
             f'}}, "body": "{body}", "properties": {json.dumps(properties)}, {json.dumps(_FORM)[1:]}',
+            trace,
         )
 
-    def _tag(self) -> str:
-        return f"{self.tag}-{next(self.numbers)}"
+
+def _headers(value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError:  # kombu writes more types, such as dates, and takes longer for all
+        return str(kombu_json.dumps(value))  # type: ignore[no-untyped-call]
 
 
 class MessageTemplates:
-    """The templates of an event loop: one for each task, queue, priority and tenant."""
+    """The templates of a task: one for each queue, priority and tenant. They are made anew when the app's settings
+    or Celery's functions have changed, and in a forked child, whose messages need tags of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task, headers_of: HeadersOf) -> None:
+        self._task, self._headers_of = task, headers_of
         self._known: dict[object, MessageTemplate | None] = {}
+        self._made_in: tuple[object, ...] = ()
+        self._is_plain = self._goes_to_the_streams = False
+        self._tenants: Collection[str] = ()
 
-    async def of(
-        self, task: GenerationTask, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
-    ) -> MessageTemplate | None:
-        """The template of a task with this submission. `kwargs`: the arguments of any such task. None: `adelay`
-        must submit it. Raises `InvalidRequest`."""
-        if not submission.keys() <= _OPTIONS or interop.others_listen():
+    def of(self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]) -> MessageTemplate | None:
+        """The template for this submission, which has been checked. `kwargs`: arguments of the task. None:
+        `apply_async` must submit it. Connects to the broker if the template is new. Raises `InvalidRequest`;
+        `Unavailable` if the broker is away."""
+        if (which := self._which(submission)) is None:
             return None
-        tenant = submission.get("headers", {}).get(TENANT_HEADER)
-        which = task.name, submission.get("queue"), submission.get("priority"), tenant
         if which not in self._known:
-            told = {**submission, "headers": {} if tenant is None else {TENANT_HEADER: tenant}}
+            app = self._task.app
+            self._headers_of((), in_json(kwargs))  # before anybody waits for the broker
+            with app.pools.producers.acquire(block=True) as producer:
+                with reaching_the_broker(app):
+                    ensured(app, producer, lambda: producer.channel)
+                self._keep(which, self._made(producer, kwargs, submission))
+        return self._known.get(which)
+
+    async def to_the_streams(
+        self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
+    ) -> MessageTemplate | None:
+        """The same for whoever sends the messages with commands of its own, to the Redis of the streams. None also
+        if they do not go there, if replicas confirm them, or if the broker is away for now."""
+        if (which := self._which(submission)) is None or not self._goes_to_the_streams:
+            return None
+        if which not in self._known:
             try:
-                found = await LOOKUPS.run(_made, task, kwargs, told)
+                self._keep(which, await LOOKUPS.run(self._make, kwargs, submission))
             except (Unavailable, OperationalError):
-                return None  # for now
-            if len(self._known) >= MOST_KEPT:
-                self._known.clear()
-            self._known[which] = found
-        return self._known[which]
+                return None
+        return self._known.get(which)
+
+    def _make(self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]) -> MessageTemplate | None:
+        with self._task.app.pools.producers.acquire(block=True) as producer:
+            return self._made(producer, kwargs, submission)
+
+    def _made(
+        self, producer: Any, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
+    ) -> MessageTemplate | None:
+        """Let Celery make a message, and send none."""
+        task, app, task_id = self._task, self._task.app, uuid()
+        tenant = self._tenant(submission)
+        told = {**submission, "task_id": task_id, "headers": {} if tenant is None else {TENANT_HEADER: tenant}}
+        with producer.channel.collecting() as pushes:
+            task.apply_async((), kwargs, producer=producer, retry=False, **told)
+        if len(pushes) != 1:
+            return None
+        message = json.loads(pushes[0].message)
+        headers, properties = message["headers"], message["properties"]
+        if (
+            any(message[name] != form for name, form in _FORM.items())
+            or properties["body_encoding"] != "base64"
+            or "compression" in headers
+        ):
+            return None
+        _, _, embed = json.loads(b64decode(message["body"]))
+        return MessageTemplate(
+            task,
+            self._headers_of,
+            queue=properties["delivery_info"]["routing_key"],
+            list_name=pushes[0].key,
+            prefix=app.conf.broker_transport_options.get("global_keyprefix", ""),
+            headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
+            properties=properties,
+            embed=embed,
+            longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
+            tag=uuid(),
+            numbers=count(),
+        )
+
+    def _keep(self, which: object, made: MessageTemplate | None) -> None:
+        if len(self._known) >= MOST_KEPT:
+            self._known.clear()
+        self._known[which] = made
+
+    def _which(self, submission: Mapping[str, Any]) -> object:
+        """None: no template serves it."""
+        app, queue = self._task.app, submission.get("queue")
+        if (
+            not submission.keys() <= _OPTIONS
+            or type(queue) not in {str, type(None)}
+            or not (submission.get("headers") or {}).keys().isdisjoint(KNOWN)
+            or interop.others_listen()
+            or app.current_worker_task is not None
+        ):
+            return None
+        now = os.getpid(), dict(app.conf.changes), *(getattr(*where) for where in _submitters(self._task))
+        if self._made_in != now:
+            self._is_plain = _is_plain(app) and all(_is_as_written(*where) for where in _submitters(self._task))
+            self._goes_to_the_streams = _goes_to_the_streams(app)
+            self._tenants = settings().weights.keys()
+            self._known, self._made_in = {}, now
+        return (queue, submission.get("priority"), self._tenant(submission)) if self._is_plain else None
+
+    def _tenant(self, submission: Mapping[str, Any]) -> str | None:
+        """The tenant, if a queue of his own may be meant."""
+        tenant = (submission.get("headers") or {}).get(TENANT_HEADER)
+        return tenant if tenant in self._tenants else None
 
 
-templates = connections.PerLoop(MessageTemplates)
-"""The running event loop's."""
-
-
-def _made(
-    task: GenerationTask, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
-) -> MessageTemplate | None:
-    """Let Celery make a message, and send none."""
-    app, task_id = task.app, uuid()
-    if not _is_plain(app):
-        return None
-    with app.pools.producers.acquire(block=True) as producer, producer.channel.collecting() as pushes:
-        task.apply_async((), kwargs, task_id=task_id, producer=producer, retry=False, **submission)
-    [push] = pushes
-    message = json.loads(push.message)
-    headers, properties = message["headers"], message["properties"]
-    if any(message[name] != form for name, form in _FORM.items()) or properties["body_encoding"] != "base64":
-        return None
-    _, _, embed = json.loads(b64decode(message["body"]))
-    prefix = app.conf.broker_transport_options.get("global_keyprefix", "")
-    return MessageTemplate(
-        task,
-        queue=properties["delivery_info"]["routing_key"],
-        key=f"{prefix}{push.key}",
-        headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
-        properties=properties,
-        embed=embed,
-        longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
-        tag=uuid(),
-        numbers=count(),
+def _submitters(task: Task) -> Sequence[tuple[type, str]]:
+    """The functions through which Celery submits."""
+    return (
+        (type(task), "apply_async"),
+        (Task, "apply_async"),
+        (type(task.app), "send_task"),
+        (Celery, "send_task"),
+        (Producer, "publish"),
     )
+
+
+def _is_as_written(kind: type, name: str) -> bool:
+    """Whether nobody has put a function of his own in the place of this method."""
+    owner = next(one for one in kind.__mro__ if name in vars(one))
+    found, module = vars(owner)[name], sys.modules[owner.__module__]
+    return isinstance(found, FunctionType) and found.__code__.co_filename == module.__file__
 
 
 def _is_large(kwargs: Mapping[str, Any]) -> bool:
@@ -183,13 +276,21 @@ def _is_large(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(app: App) -> bool:
-    """Whether a submission does nothing but push a message onto a list of the Redis that has the streams."""
-    known, conf = settings(), app.conf
+    """Whether a submission does nothing but push a message onto a list of Redis."""
+    conf = app.conf
     routes = [getattr(route, "__module__", "") for route in conf.task_routes or ()]
     return (
-        known.broker_url == known.streams_url
-        and scheme(known.broker_url) not in RABBITMQ
-        and str(conf.broker_write_url) == configuration.celery_url(known.broker_url)
+        scheme(conf.broker_url) not in RABBITMQ
         and all(module == configuration.__name__ for module in routes)
-        and not (known.confirm_replicas or conf.task_send_sent_event or conf.task_always_eager)
+        and conf.task_publish_retry
+        and not (conf.task_send_sent_event or conf.task_always_eager)
+    )
+
+
+def _goes_to_the_streams(app: App) -> bool:
+    known = settings()
+    return (
+        known.broker_url == known.streams_url
+        and str(app.conf.broker_write_url) == configuration.celery_url(known.broker_url)
+        and not known.confirm_replicas
     )

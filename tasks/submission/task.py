@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from celery import Task
@@ -32,6 +33,7 @@ from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
 from petiole.tasks.submission import model
 from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker
+from petiole.tasks.submission.message_templates import MessageTemplates
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.traces import carried, spans
@@ -55,6 +57,20 @@ class SubmittedTask(Task):  # type: ignore[misc]
     resultrepr_maxsize = 256  # characters of a result in events, which Celery formats even if events are off
     throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
 
+    @cached_property
+    def templates(self) -> MessageTemplates:
+        return MessageTemplates(self, self.headers_of)
+
+    @abstractmethod
+    def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+        """The headers that a request with these arguments adds to its message. Raises `InvalidRequest`."""
+
+    def result_of(self, task_id: str, queue: str) -> AsyncGeneration:
+        """The result of a task that was sent to this queue."""
+        result: AsyncGeneration = self.AsyncResult(task_id)
+        result.submitted_to = queue
+        return result
+
     def _send(
         self,
         args: Sequence[object] | None,
@@ -63,27 +79,19 @@ class SubmittedTask(Task):  # type: ignore[misc]
         options: Mapping[str, Any],
         confirm: object,
         impatient: bool,
-        bundles: Bundles | None,
     ) -> AsyncGeneration:
         """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
-        little, and others may still succeed. `bundles`: its message waits for those of others."""
-        together: contextlib.AbstractContextManager[dict[str, Any]]
-        together = contextlib.nullcontext({}) if bundles is None else bundles.collecting(self.app)
-        with together as of_bundle:
-            options = {**options, **of_bundle}
-            later = getattr(options.get("producer"), "is_collecting", False)
-            if later:
-                self.app.breaker.check()
-            with (
-                reaching_the_broker(self.app, breaker=not (impatient or later)),
-                publishing.confirmed(self._confirmation(confirm)),
-                spans.sending(self.name) as span,
-            ):
-                submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
-                if isinstance(submitted, AsyncGeneration):  # not an eager one
-                    submitted.trace = carried.headers()
-                    queue = getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
-                    span.sent(submitted.id, queue)
+        little, and others may still succeed."""
+        with (
+            reaching_the_broker(self.app, breaker=not impatient),
+            publishing.confirmed(self._confirmation(confirm)),
+            spans.sending(self.name) as span,
+        ):
+            submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
+            if isinstance(submitted, AsyncGeneration):  # not an eager one
+                submitted.trace = carried.headers()
+                queue = getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
+                span.sent(submitted.id, queue)
         return submitted
 
     @staticmethod
@@ -118,10 +126,35 @@ class SubmittedTask(Task):  # type: ignore[misc]
     def _submit(
         self, given: Sequence[object], options: Mapping[str, Any], bundles: Bundles | None = None
     ) -> AsyncGeneration:
+        """Submit it. With `bundles`, a message that a template makes is sent with those of others, later."""
         request, submission = apart(options)
-        if bundles is not None and submission.get("retry") is not False:
-            submission["bundles"] = bundles
-        submitted: AsyncGeneration = self.apply_async(given, request, **submission)
+        own = Bundles()
+        submitted = None if given else self._templated(request, submission, bundles or own)
+        if submitted is None:
+            submitted = self.apply_async(given, request, **submission)
+        own.send()
+        for push in own.kept:
+            if push.error is not None:
+                raise push.error
+        return submitted
+
+    def _templated(
+        self, request: Mapping[str, Any], submission: Mapping[str, Any], bundles: Bundles
+    ) -> AsyncGeneration | None:
+        """Submit it by a template. None: there is none."""
+        options = dict(submission)
+        request, confirm = model.choose(self.app, request, options), options.pop("confirm", None)
+        check_submission(options, self.app.conf.accept_content)
+        if (template := self.templates.of(request, options)) is None:
+            return None
+        warn_a_producer()
+        interop.tell_who_is_eager(self.app)
+        confirmation, task_id = self._confirmation(confirm), options.get("task_id") or uuid()
+        message = template.write(task_id, request, options.get("headers") or {})
+        self.app.breaker.check()
+        bundles.keep(self.app, publishing.Push(template.list_name, message.text, confirmation))
+        submitted = self.result_of(task_id, template.queue)
+        submitted.trace = message.trace
         return submitted
 
 
@@ -133,6 +166,9 @@ class GenerationTask(SubmittedTask):
     """
 
     abstract = True
+
+    def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+        return affinity.headers(parse(self.name, args, kwargs))
 
     def apply_async(
         self,
@@ -151,7 +187,7 @@ class GenerationTask(SubmittedTask):
             warn_a_producer()
             interop.tell_who_is_eager(self.app)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
-        registered, bundles = options.pop("registered", False), options.pop("bundles", None)
+        registered = options.pop("registered", False)
         interop.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
@@ -164,8 +200,7 @@ class GenerationTask(SubmittedTask):
             check_submission(given, self.app.conf.accept_content)
         options["headers"] = {**(options.get("headers") or {}), SENT_HEADER: round(time.time(), 3)}
         try:
-            ours = affinity.headers(parse(self.name, args or (), kwargs))
-            options["headers"] = {**ours, **options["headers"]}
+            options["headers"] = {**self.headers_of(args or (), kwargs), **options["headers"]}
         except InvalidRequest:
             if not sent_on:
                 raise
@@ -176,7 +211,7 @@ class GenerationTask(SubmittedTask):
             more = more or (options.pop("task_id", None) or uuid(),)
             control.register(more[0])
         impatient = sent_on or options.get("retry") is False
-        submitted = self._send(args, kwargs, more, options, confirm, impatient, bundles)
+        submitted = self._send(args, kwargs, more, options, confirm, impatient)
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.submitted_to = router.queue
             if not isinstance(runs_here, GenerationTask):

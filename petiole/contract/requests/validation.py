@@ -68,7 +68,8 @@ def validate(kind: type[R], options: Mapping[str, Any]) -> R:
     Unknown options are reported first: a misspelt one also makes the intended one missing.
     """
     for name in options:
-        if name.encode(errors="ignore").decode() != name:  # pydantic reports no name with a lone surrogate
+        # pydantic reports no name with a lone surrogate
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise InvalidRequest(ascii(name)[1:-1], _LIMITS["extra_forbidden"], shorten(options[name]))
     try:
         return kind.model_validate(dict(options))

@@ -255,11 +255,19 @@ _OPTIONS: dict[str, Rule] = {
 def check_submission(options: Mapping[str, Any], accepted: Any) -> None:
     """Raise `InvalidRequest` for the first of Celery's `options` that no worker would take. `accepted`: the app's
     `accept_content`."""
-    for name, (right, must) in _OPTIONS.items():
-        value = options.get(name)
-        if value is not None and not right(value):
-            raise InvalidRequest(name, must, value)
-    headers = dict(options.get("headers") or {})
+    for name, value in options.items():
+        if value is not None and (rule := _OPTIONS.get(name)) is not None and not rule[0](value):
+            raise InvalidRequest(name, rule[1], value)
+    if given := options.get("headers"):
+        _check_headers(dict(given))
+    serializer = options.get("serializer")
+    if serializer is not None:
+        kind = registry.name_to_type.get(serializer) if isinstance(serializer, str) else None
+        if kind not in prepare_accept_content(accepted):  # type: ignore[no-untyped-call]
+            raise InvalidRequest("serializer", f"must be one of {', '.join(sorted(accepted))}", serializer)
+
+
+def _check_headers(headers: Mapping[str, Any]) -> None:
     for name, value in headers.items():
         if not encodes(name):
             raise InvalidRequest("headers", "must have names of text that UTF-8 can encode", repr(name))
@@ -272,8 +280,3 @@ def check_submission(options: Mapping[str, Any], accepted: Any) -> None:
         raise InvalidRequest(f"headers.{name}", must, headers[name])
     if limit := wrong_text(headers):
         raise InvalidRequest("headers", limit, f"{len(headers)} headers")
-    serializer = options.get("serializer")
-    if serializer is not None:
-        kind = registry.name_to_type.get(serializer) if isinstance(serializer, str) else None
-        if kind not in prepare_accept_content(accepted):  # type: ignore[no-untyped-call]
-            raise InvalidRequest("serializer", f"must be one of {', '.join(sorted(accepted))}", serializer)

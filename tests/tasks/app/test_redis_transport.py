@@ -149,8 +149,8 @@ def test_many_submissions_fail_together_while_the_broker_is_away(
     """None waits for the patience of the ones before it."""
     task.delay(prompt="x")
     primary.kill()
-    tried, stock = [], bundles._ensured
-    monkeypatch.setattr(bundles, "_ensured", lambda *call: tried.append(1) or stock(*call))
+    tried, stock = [], bundles.ensured
+    monkeypatch.setattr(bundles, "ensured", lambda *call: tried.append(1) or stock(*call))
 
     async def submit() -> list[Any]:
         return await asyncio.gather(*(task.adelay(prompt="x") for _ in range(1000)), return_exceptions=True)

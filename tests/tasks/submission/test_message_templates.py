@@ -1,22 +1,30 @@
-"""A message from an envelope is the message that Celery makes."""
+"""A message from a template is the message that Celery makes."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import functools
 import json
+import os
 from collections.abc import Iterator, Mapping
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
-from celery import signals
+from celery import Celery, Task, signals
+from kombu.messaging import Producer
 
 from petiole.tasks import InvalidRequest
 from petiole.tasks.app.application import make_app
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
 from petiole.tasks.submission import message_templates
+from petiole.tasks.submission.counting import CountTask
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.wire.keys import SENT_HEADER
 from tests.support.site import RedisServer
@@ -43,16 +51,14 @@ def tasks(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapp
     def hand_over(*given: object, **request: object) -> None:
         """The body is the worker's."""
 
-    yield {
-        name: app.task(hand_over, base=GenerationTask, name=name, shared=False)
-        for name in ("tasks.generate", "tasks.chat")
-    }
+    bases = {"tasks.generate": GenerationTask, "tasks.chat": GenerationTask, "tasks.count": CountTask}
+    yield {name: app.task(hand_over, base=base, name=name, shared=False) for name, base in bases.items()}
     app.close()
     settings.cache_clear()
 
 
-async def letter(task: Any, kwargs: Options, submission: Options) -> message_templates.PreparedMessage | None:
-    found = await message_templates.templates().of(task, kwargs, submission)
+async def message_of(task: Any, kwargs: Options, submission: Options) -> message_templates.PreparedMessage | None:
+    found = await task.templates.to_the_streams(kwargs, submission)
     return None if found is None else await found.message("mine", kwargs, submission.get("headers", {}))
 
 
@@ -60,8 +66,9 @@ def as_said(raw: bytes) -> Options:
     """A message without what differs from message to message."""
     message: Options = json.loads(raw)
     message["body"] = json.loads(base64.b64decode(message["body"]))
-    for name in (SENT_HEADER, "origin"):
-        assert message["headers"].pop(name)
+    assert message["headers"].pop("origin")
+    if message["headers"]["task"] != "tasks.count":
+        assert message["headers"].pop(SENT_HEADER)
     for name in ("delivery_tag", "reply_to"):
         assert message["properties"].pop(name)
     return message
@@ -90,13 +97,14 @@ def test_a_message_is_what_celery_makes(
     client, task = connect(server.url), tasks[name]
 
     async def both() -> tuple[message_templates.PreparedMessage | None, message_templates.PreparedMessage | None]:
-        return await letter(task, {**kwargs, "max_tokens": 1}, submission), await letter(task, kwargs, submission)
+        before = await message_of(task, {**kwargs, "max_tokens": 1}, submission)
+        return before, await message_of(task, kwargs, submission)
 
     first, second = asyncio.run(both())
-    assert not client.llen(queue), "an envelope submits nothing"
+    assert not client.llen(queue), "a template submits nothing"
     assert first is not None
     assert second is not None
-    task.delay(**kwargs, **submission, task_id="mine")
+    task.apply_async((), kwargs, **submission, task_id="mine")
     [theirs] = client.lrange(queue, 0, -1)
     client.delete(queue)
     client.execute_command(*second.command())
@@ -112,21 +120,21 @@ def test_a_message_is_what_celery_makes(
 
 def test_what_is_wrong_is_refused(tasks: Mapping[str, Any]) -> None:
     async def ask() -> None:
-        assert await letter(tasks["tasks.generate"], {"prompt": "x"}, {}) is not None
+        assert await message_of(tasks["tasks.generate"], {"prompt": "x"}, {}) is not None
         for kwargs in ({"prompt": "x", "temprature": 1}, {"prompt": 5}):
             with pytest.raises(InvalidRequest):
-                await letter(tasks["tasks.generate"], kwargs, {})
+                await message_of(tasks["tasks.generate"], kwargs, {})
 
     asyncio.run(ask())
     with pytest.raises(InvalidRequest):
-        asyncio.run(letter(tasks["tasks.generate"], {"prompt": 5}, {}))
+        asyncio.run(message_of(tasks["tasks.generate"], {"prompt": 5}, {}))
 
 
 def test_where_celery_does_more_it_submits(tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     task = tasks["tasks.generate"]
 
     def has_one(**submission: Any) -> bool:
-        return asyncio.run(letter(task, {"prompt": "x"}, submission)) is not None
+        return asyncio.run(message_of(task, {"prompt": "x"}, submission)) is not None
 
     def heard(**_: object) -> None:
         pass
@@ -155,15 +163,104 @@ def test_where_the_settings_ask_for_more_celery_submits(
     for name, value in known.items():
         monkeypatch.setenv(name, value)
     settings.cache_clear()
-    assert asyncio.run(letter(tasks["tasks.generate"], {"prompt": "x"}, {})) is None
+    assert asyncio.run(message_of(tasks["tasks.generate"], {"prompt": "x"}, {})) is None
 
 
 def test_without_the_broker_there_is_none_for_now(server: RedisServer, tasks: Mapping[str, Any]) -> None:
     server.kill()
 
     async def ask() -> None:
-        assert await letter(tasks["tasks.generate"], {"prompt": "x"}, {}) is None
+        assert await message_of(tasks["tasks.generate"], {"prompt": "x"}, {}) is None
         server.restart()
-        assert await letter(tasks["tasks.generate"], {"prompt": "x"}, {}) is not None
+        assert await message_of(tasks["tasks.generate"], {"prompt": "x"}, {}) is not None
 
     asyncio.run(ask())
+
+
+def queued(server: RedisServer, queue: str = "petiole") -> list[Options]:
+    """What is in a queue, taken from it."""
+    client = connect(server.url)
+    found = [as_said(raw) for raw in client.lrange(queue, 0, -1)]
+    client.delete(queue)
+    return found
+
+
+WRITTEN_BY_KOMBU = {"today": date(2026, 1, 2), "at": UUID(int=7), "share": Decimal("1.5")}
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "submission", "queue"),
+    [
+        ("tasks.generate", PROMPT, {}, "petiole"),
+        ("tasks.chat", TALK, {"priority": 3, "headers": {"tenant": "acme", "mine": 1}}, "petiole.acme\x06\x163"),
+        ("tasks.generate", PROMPT, {"queue": "other", "headers": WRITTEN_BY_KOMBU}, "other"),
+        ("tasks.generate", PROMPT, {"headers": {"shadow": "hidden"}, "countdown": 0}, "petiole"),
+    ],
+)
+def test_delay_sends_what_apply_async_sends(
+    server: RedisServer, tasks: Mapping[str, Any], name: str, request_: Options, submission: Options, queue: str
+) -> None:
+    task = tasks[name]
+    theirs = task.apply_async((), request_, task_id="mine", **submission)
+    [sent] = queued(server, queue)
+    for _ in range(2):
+        ours = task.delay(**request_, task_id="mine", **submission)
+        assert queued(server, queue) == [sent]
+        assert (ours.id, ours.submitted_to, ours.trace) == (theirs.id, theirs.submitted_to, theirs.trace)
+
+
+def test_a_count_is_submitted_in_the_same_way(server: RedisServer, tasks: Mapping[str, Any]) -> None:
+    task = tasks["tasks.count"]
+    theirs = task.apply_async((), {"texts": "x"}, task_id="mine")
+    [sent] = queued(server, "petiole.count")
+    ours = task.delay(texts="x", task_id="mine")
+    assert queued(server, "petiole.count") == [sent]
+    assert type(ours) is type(theirs)
+    assert ours.submitted_to == theirs.submitted_to == "petiole"
+    with pytest.raises(InvalidRequest, match="eta"):
+        task.delay(texts="x", eta="2099-01-01T00:00:00")
+
+
+def test_a_function_around_celery_s_is_called_each_time(
+    tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentry, Datadog and New Relic put theirs there, before or after the first submission."""
+    task, called = tasks["tasks.generate"], list[str]()
+    task.delay(prompt="x")
+    for kind, name in ((Task, "apply_async"), (Celery, "send_task"), (Producer, "publish")):
+        stock = getattr(kind, name)
+
+        @functools.wraps(stock)
+        def around(*args: Any, stock: Any = stock, name: str = name, **options: Any) -> Any:
+            called.append(name)
+            return stock(*args, **options)
+
+        monkeypatch.setattr(kind, name, around)
+        task.delay(prompt="x")
+        assert called == [name]
+        monkeypatch.undo()
+        called.clear()
+    task.delay(prompt="x")
+    assert not called
+
+
+def test_a_change_of_the_settings_counts_at_once(server: RedisServer, tasks: Mapping[str, Any]) -> None:
+    task = tasks["tasks.generate"]
+    task.delay(prompt="x")
+    for is_eager in (True, False):
+        task.app.conf.task_always_eager = is_eager
+        task.delay(prompt="x")
+        assert len(queued(server)) == 1, "the first one, or the last one"
+
+
+def test_a_forked_child_has_tags_of_its_own(server: RedisServer, tasks: Mapping[str, Any]) -> None:
+    task = tasks["tasks.generate"]
+    task.delay(prompt="x")
+    if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
+            task.delay(prompt="x")
+        os._exit(0)
+    os.waitpid(child, 0)
+    task.delay(prompt="x")
+    raw = connect(server.url).lrange("petiole", 0, -1)
+    assert len({json.loads(one)["properties"]["delivery_tag"] for one in raw}) == 3

@@ -94,13 +94,9 @@ from petiole.tasks.submission.batches.in_flight import RowInFlight
 from petiole.tasks.submission.batches.row_types import RowTask, RowWork
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.rows.sources import Row
-stock, tries = bundles._ensured, []
 def fail(*tried):
-    tries.append(1)
-    if len(tries) > 1:  # the first one connects
-        raise eval(sys.argv[1])
-    stock(*tried)
-bundles._ensured = fail
+    raise eval(sys.argv[1])
+bundles.ensured = fail
 work = RowWork([RowTask("tasks.generate", {"prompt": "a"})], lambda _: OutputLine(True, {}))
 try:
     rows = [RowInFlight(Row(k, {}), work, [f"b-{k}"]) for k in (0, 1)]
