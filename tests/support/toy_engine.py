@@ -21,7 +21,7 @@ EOS = 0
 MAX_MODEL_LEN = 96
 
 
-NAPS = (0, 0, 1, 0, 5)
+NAPS = (0, 0, 1, 0, 9)
 
 
 class Bold(NgramDrafter):

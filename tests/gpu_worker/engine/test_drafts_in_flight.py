@@ -209,7 +209,7 @@ def test_a_drafter_that_rests_gets_its_tokens_later_and_is_asked_for_nothing_bef
     assert [*map(ord, drafter._tokens)] == text[: len(drafter._tokens)]
     drafted = int(stats["draft_tokens"])
     assert stats["accepted_draft_tokens"] == drafted > 2 * K, "what it does not know it would guess wrongly"
-    assert drafted - 2 * K <= drafter.told <= drafted, "outcomes are told at once, but behind the end"
+    assert drafted - K <= drafter.told <= drafted, "outcomes are told at once, but for the end"
 
 
 def test_a_row_that_cannot_reach_its_end_for_certain_waits() -> None:
