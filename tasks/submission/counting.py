@@ -22,9 +22,9 @@ from petiole.tasks.errors import GenerationFailed, InvalidRequest
 from petiole.tasks.fleet import availability
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams.readers import AsyncGeneration
-from petiole.tasks.submission import model
+from petiole.tasks.submission.options import choose_model
 from petiole.tasks.submission.task import SubmittedTask
-from petiole.tasks.wire.messages.headers import check_submission
+from petiole.tasks.wire.headers import check_submission
 
 _NOT_OF_A_COUNT = {
     **dict.fromkeys(("eta", "countdown"), "a count is answered at once"),
@@ -84,7 +84,7 @@ class CountTask(SubmittedTask):
         check_submission({**options, "task_id": more[0]} if more else options, self.app.conf.accept_content)
         request_of(args or (), kwargs)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
-        model.choose(self.app, {}, options)
+        choose_model(self.app, {}, options)
         queue = str(options.pop("queue", None) or self.app.conf.task_default_queue)
         if require_worker:
             availability.require(queue)

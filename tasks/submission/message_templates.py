@@ -38,8 +38,8 @@ from petiole.tasks.fleet import markers
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.bundles import ensured, reaching_the_broker
 from petiole.tasks.traces import carried, spans
+from petiole.tasks.wire.headers import KNOWN
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
-from petiole.tasks.wire.messages.headers import KNOWN
 
 MOST_KEPT = 1000
 LARGE = 2**16
@@ -211,7 +211,10 @@ class MessageTemplates:
             headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
             properties=properties,
             embed=embed,
-            longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
+            longest_shown=(
+                app.amqp.kwargsrepr_maxsize,
+                app.conf.get("task_repr_maxlevels", 3),
+            ),  # 3 until Celery 5.7
             tag=uuid(),
             numbers=count(),
         )
