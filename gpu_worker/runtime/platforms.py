@@ -47,6 +47,10 @@ class Executor(Protocol):
         """The features of each image (see `ImageDecoder`)."""
         ...
 
+    def catch_up(self) -> None:
+        """Write the KV that is still owed for steps before: before positions are copied."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:

@@ -54,6 +54,9 @@ class _NoWeights:
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         raise self._lost
 
+    def catch_up(self) -> None:
+        """Nothing is owed."""
+
     @property
     def _lost(self) -> ModelError:
         return ModelError("the weights were lost because a reload failed; start a new engine")
@@ -83,7 +86,9 @@ class ModelRuntime:
         kept = built.decoder.plan.with_drafting
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
             of_its_own = partial(self._platform.copy_stream, self._stream, "kv")
-            self.kv_copies = PoolCopies(built.memory.cache, kept, self._stream, of_its_own)
+            self.kv_copies = PoolCopies(
+                built.memory.cache, kept, self._stream, of_its_own, before=lambda: self._executor.catch_up()
+            )
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._kept_features = KeptFeatures(self.config.image_cache_bytes)
         with torch.no_grad():

@@ -93,9 +93,10 @@ class ScheduledSequence(SchedulableSequence):
     encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None if
     rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
     `rotary_offset`. `tiered`, `chunk_keys`, `n_copied`, `load`: see `kv_tier.TieredSequence`.
-    `scored`: the number of tokens of the prompt whose log-probabilities are delivered or on
-    their way. `draft_tokens`, `accepted_draft_tokens`: of its verifications. Times (`*_s`) are seconds of
-    `time.perf_counter`."""
+    `n_drafter_knows`: the number of generated tokens that its drafter got; `drafts_from`: the number from which
+    on it gets the others, and is asked. `scored`: the number of tokens of the prompt whose log-probabilities are
+    delivered or on their way. `draft_tokens`, `accepted_draft_tokens`: of its verifications. Times (`*_s`) are
+    seconds of `time.perf_counter`."""
 
     __slots__ = (
         "accepted_draft_tokens",
@@ -108,12 +109,14 @@ class ScheduledSequence(SchedulableSequence):
         "constraint",
         "draft_tokens",
         "drafter",
+        "drafts_from",
         "expected_reuse",
         "features",
         "first_token_s",
         "images",
         "load",
         "n_copied",
+        "n_drafter_knows",
         "namespace",
         "numbers",
         "output",
@@ -157,6 +160,7 @@ class ScheduledSequence(SchedulableSequence):
         self.seed = resolved.seed
         self.adapter_key = request.adapter if resolved.adapter_key is None else resolved.adapter_key
         self.constraint, self.drafter, self.output = followers.constraint, followers.drafter, followers.output
+        self.n_drafter_knows, self.drafts_from = len(self.generated), 0
         self.values, self.numbers = inputs.values, dict(inputs.numbers)
         self.images, self.regions = dict(inputs.images), inputs.regions
         self.features: dict[int, int] = {}

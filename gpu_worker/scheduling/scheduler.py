@@ -49,6 +49,7 @@ from petiole.gpu_worker.scheduling.planning.planner import Planner
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Extras, Generated, PromptScored, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
+from petiole.gpu_worker.speculation import Price
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,7 @@ class Scheduler:
         drafts: Iterable[Sequence[int]] = itertools.repeat(())
         if output.drafts is not None and (ahead := payload.batch.ahead) is not None:
             drafts = [made[:n] for made, n in zip(output.drafts.tolist(), ahead.tolist(), strict=True)]
+        price: Price | None = None
         end = n_applied = 0
         for seq, sampled, n_valid, drafted in zip(step.sequences, outputs, accepted, drafts, strict=False):
             offset, end, outstanding = end, end + sampled, None
@@ -295,8 +297,9 @@ class Scheduler:
                         out.append(Generated(seq, fresh, extras and extras.keep(seq, len(fresh))))
                         if finish is not None:
                             state.finalize(seq, finish)
-                        elif seq.drafter is not None:
-                            self._extend(seq, fresh, sampled - 1, drafted)
+                        elif seq.drafter is not None and (sampled > 1 or len(seq.generated) >= seq.drafts_from):
+                            price = price or self.planner.draft_price(len(outputs))
+                            self._extend(seq, len(fresh), sampled - 1, drafted, price)
                 if seq.preempting:
                     state.settle(seq)
             except Exception as error:
@@ -353,12 +356,17 @@ class Scheduler:
         seq.discard()
         self.state.settle(seq)
 
-    def _extend(self, seq: ScheduledSequence, fresh: list[int], n_drafts: int, drafted: Sequence[int]) -> None:
+    def _extend(
+        self, seq: ScheduledSequence, n_fresh: int, n_drafts: int, drafted: Sequence[int], price: Price
+    ) -> None:
+        """Pass a drafter the tokens since its rest began, of which the last n_fresh are this step's."""
         assert seq.drafter is not None
         try:
-            seq.drafter.extend(fresh, n_drafts)
+            seq.drafter.extend(seq.generated[seq.n_drafter_knows :], n_drafts, n_fresh - 1)
             if drafted:
                 seq.drafter.offer(drafted)
+            seq.n_drafter_knows = len(seq.generated)
+            seq.drafts_from = seq.n_drafter_knows + seq.drafter.rests(price, in_flight=bool(seq.outstanding))
         except Exception as error:
             self.state.fail(seq, error)
 

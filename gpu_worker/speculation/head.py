@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, Launched, Price, held, worthwhile
+from petiole.gpu_worker.speculation.proposer import (
+    TRUST_AT_FIRST,
+    Launched,
+    Price,
+    agreeing,
+    held,
+    trusted,
+    worthwhile,
+)
 
 TRIED = 16
 """A sequence that is worth no draft has one made for each so many of its tokens."""
@@ -37,13 +45,14 @@ class HeadDrafter:
         self._n_tokens = 0
         self.trust = TRUST_AT_FIRST
 
-    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0, n_held: int = 0) -> None:
         self._n_tokens += len(tokens)
-        for draft, token in zip(self._drafts, tokens, strict=False):
-            self.trust += LATEST * ((draft == token) - self.trust)
-            if draft != token:
-                break
+        n = min(len(self._drafts), len(tokens))
+        self.trust = trusted(self.trust, n, agreeing(self._drafts, tokens))
         self._drafts = ()
+
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        return 0
 
     def offer(self, drafts: Sequence[int]) -> None:
         self._drafts = drafts

@@ -1,14 +1,13 @@
 """Prompt lookup: drafts are the tokens that followed the latest earlier occurrence of the last few tokens.
 
-An index maps each n-gram to the position after its latest occurrence, so a draft takes a few dictionary look-ups,
-regardless of the sequence's length. Longer n-grams take precedence. A draft that reaches the end of the sequence
-continues with its own tokens, so a short period is repeated as often as needed.
+The tokens are kept as a text of one character each, so that a look-up is a search in a text: a microsecond for
+some thousands of tokens, without an index. Longer n-grams take precedence. A draft that reaches the end of the
+sequence continues with its own tokens, so a short period is repeated as often as needed.
 
-Drafting is cheap, verifying is not. Therefore each new token, also of the prompt, is compared with the draft for
-its place, even if that draft was not proposed. The recent hit rate decides how many drafts are proposed: as many
-as are worth their price, and none for text without repetitions. Drafts that were proposed have a rate of their
-own, and the lower one counts: in a list of numbers most digits are guessed right, but the first one that differs
-is where drafts begin again."""
+Drafting is cheap, verifying is not. Therefore as many drafts are proposed as are worth their price by how many
+were right lately, and none for text without repetitions. A sequence that proposes nothing *rests*, each time twice
+as long as before, and costs nothing. Its guess for the tokens of a rest counts, too, so that a text that begins to
+repeat itself is found."""
 
 from __future__ import annotations
 
@@ -20,13 +19,18 @@ from petiole.gpu_worker.speculation.proposer import (
     TRUST_AT_FIRST,
     Launched,
     Price,
+    agreeing,
     behind,
     held,
+    trusted,
     worthwhile,
 )
 
-RECOVERED = 1 / 64
-"""The weight of a draft that was not proposed in the rate of those that were."""
+GUESSED = LATEST / 4
+"""The weight of a guess in `trust`: it was made where nothing was proposed."""
+
+PRACTISED, AT_ONCE = 256, 8
+"""The last tokens of a prompt are guessed, some at once, so that a sequence begins with some experience."""
 
 SURE = 0.9
 """The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
@@ -49,48 +53,41 @@ class NgramProposer:
 
     def drafter(self, tokens: Sequence[int]) -> NgramDrafter:
         drafter = NgramDrafter(self.shortest, self.longest)
-        drafter.extend([int(token) for token in tokens])
+        begin = max(0, len(tokens) - PRACTISED)
+        drafter.extend(tokens[:begin])
+        for at in range(begin, len(tokens), AT_ONCE):
+            drafter.guessed = drafter.guess(AT_ONCE)
+            drafter.extend(tokens[at : at + AT_ONCE])
         return drafter
 
 
 class NgramDrafter:
-    """The n-gram index of one sequence."""
+    """The tokens of one sequence. trust: the recent hit rate of drafts and guesses, 0 to 1. guessed: those of its
+    rest."""
 
-    __slots__ = ("_behind", "_longest", "_of_all", "_of_proposed", "_shortest", "_tokens")
+    __slots__ = ("_longest", "_rest", "_shortest", "_tokens", "guessed", "trust")
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
-        self._tokens: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}
-        self._of_all = self._of_proposed = TRUST_AT_FIRST
+        self._tokens = ""
+        self._rest = 0
+        self.guessed: Sequence[int] = ()
+        self.trust = TRUST_AT_FIRST
 
-    @property
-    def trust(self) -> float:
-        """The recent hit rate of drafts, 0 to 1: of all or of those proposed, whichever is lower."""
-        return min(self._of_all, self._of_proposed)
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0, n_held: int = 0) -> None:
+        if n_drafts:
+            self.trust = trusted(self.trust, n_drafts, n_held)
+        else:
+            n = min(len(self.guessed), len(tokens))
+            self.trust = trusted(self.trust, n, agreeing(self.guessed, tokens), GUESSED)
+        self._tokens += "".join(map(chr, tokens))
+        self.guessed = ()
 
-    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
-        own, behind, longest = self._tokens, self._behind, self._longest
-        skips = range(1 + longest - self._shortest)
-        of_all, of_proposed = self._of_all, self._of_proposed
-        end, last = len(own), tuple(own[-longest:])
-        for token in tokens:
-            start = 0
-            for skipped in skips if end >= longest else range(max(0, 1 + end - self._shortest)):
-                gram = last[skipped:]
-                start = start or behind.get(gram, 0)
-                behind[gram] = end
-            if start:
-                hit = own[start] == token
-                of_all += LATEST * (hit - of_all)
-                if not n_drafts:
-                    of_proposed += RECOVERED * (hit - of_proposed)
-            own.append(token)
-            last, end = (*last, token)[-longest:], end + 1
-        n_held = len(tokens) - 1
-        for k in range(min(n_held + 1, n_drafts)):
-            of_proposed += LATEST * ((k < n_held) - of_proposed)
-        self._of_all, self._of_proposed = of_all, of_proposed
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        proposes = self.worth(price, in_flight=in_flight) and self.guess(1)
+        self._rest = 0 if proposes else min(price.rest, 2 * self._rest + 1)
+        self.guessed = self.guess(self._rest)
+        return self._rest
 
     def propose(self, count: int, launched: Launched | None = None) -> Sequence[int] | None:
         if launched is None:
@@ -118,10 +115,10 @@ class NgramDrafter:
 
     def guess(self, count: int) -> list[int]:
         """Drafts for the next `count` tokens; none if the last tokens have not occurred before."""
-        tokens = self._tokens
-        for n in range(min(self._longest, len(tokens)), self._shortest - 1, -1):
-            start = self._behind.get(tuple(tokens[-n:]))
-            if start is not None:
-                period = len(tokens) - start
-                return [tokens[start + i % period] for i in range(count)]
+        tokens, end = self._tokens, len(self._tokens)
+        for n in range(min(self._longest, end), self._shortest - 1, -1):
+            at = tokens.rfind(tokens[end - n :], 0, end - 1)
+            if at >= 0:
+                found = tokens[at + n : at + n + count]  # fewer than `count`: all of a period
+                return [*map(ord, found * -(-count // len(found)))][:count] if count else []
         return []

@@ -1,9 +1,9 @@
 """The interface of draft sources, and the acceptance statistics.
 
 An engine has one `Proposer`, each sequence one `Drafter`. The scheduler passes every committed token to the
-drafter and requests drafts when it plans a step of the sequence: `extend` feeds it, `propose` returns the
-drafts that are ready. A runtime that drafts itself (`ModelLimits.drafts`) sends as many with each step as were
-`wanted`, and `offer` passes them on.
+drafter and requests drafts when it plans a step of the sequence: `extend` feeds it, `propose` returns the drafts
+that are ready. A drafter that `rests` gets its tokens later, and is asked for nothing until then. A runtime that
+drafts itself (`ModelLimits.drafts`) sends as many with each step as were `wanted`, and `offer` passes them on.
 """
 
 from __future__ import annotations
@@ -33,16 +33,35 @@ def worthwhile(trust: float, price: float) -> int:
     return 0 if trust <= price else int(math.log(price) / math.log(min(trust, MOST_TRUST)))
 
 
+def agreeing(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of the first drafts are the tokens in their places."""
+    n = 0
+    for draft, token in zip(drafts, tokens, strict=False):
+        if draft != token:
+            break
+        n += 1
+    return n
+
+
+def trusted(trust: float, n: int, n_held: int, weight: float = LATEST) -> float:
+    """The trust after n drafts, of which the first n_held were right. Those behind a wrong one do not count."""
+    for i in range(min(n, n_held + 1)):
+        trust += weight * ((i < n_held) - trust)
+    return trust
+
+
 def held(trust: float, n: int) -> float:
     """How many of n drafts are expected to be right, each with all before it."""
     return sum([trust**i for i in range(1, n + 1)])
 
 
 class Price(NamedTuple):
-    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known."""
+    """In tokens. draft: of each draft of a sequence; wait: of waiting until its steps in flight are known. rest:
+    after how many a sequence without drafts may look for some again, so that looks cost little."""
 
     draft: float
     wait: float
+    rest: int = 1
 
     def pays(self, expected: float, n: int) -> bool:
         """Whether it pays to wait for n drafts, of which so many are expected to hold."""
@@ -61,20 +80,20 @@ def behind(launched: Sequence[int], guess: Sequence[int], count: int) -> Sequenc
     """At most `count` tokens of a guess that follow those that a step in flight is expected to yield. guess: of
     the next tokens; launched: the drafts that the step verifies, of which it accepts those that agree with the
     guess."""
-    expected = 1
-    for draft, token in zip(launched, guess, strict=False):
-        if draft != token:
-            break
-        expected += 1
+    expected = 1 + agreeing(launched, guess)
     return guess[expected : expected + count]
 
 
 class Drafter(Protocol):
     """The draft source of one sequence. An exception fails only that request."""
 
-    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
-        """Append the tokens committed since the last call. n_drafts: how many drafts were verified for them; all
-        tokens but the last were among these."""
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0, n_held: int = 0) -> None:
+        """Append the tokens committed since the last call. n_drafts: how many drafts were verified for the last of
+        them; n_held: how many of these held."""
+
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        """How many tokens are to be committed before the next call of any method, but those of a verification in
+        flight are passed on at once. Called after `extend` and `offer`. See `worth`."""
 
     def worth(self, price: Price, *, in_flight: bool) -> int:
         """How many drafts would be worth this price: see `worthwhile`. With 0, nothing is proposed. in_flight: a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,19 +21,32 @@ EOS = 0
 MAX_MODEL_LEN = 96
 
 
+NAPS = (0, 0, 1, 0, 9)
+
+
 class Bold(NgramDrafter):
-    """Drafts, however often they were wrong."""
+    """Drafts, however often they were wrong. naps: how long it rests, again and again."""
+
+    def __init__(self, naps: Sequence[int] = (0,)) -> None:
+        super().__init__(2, 4)
+        self._naps = itertools.cycle(naps)
 
     def worth(self, price: Price, *, in_flight: bool) -> int:
         return 1024
+
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        return next(self._naps)
 
     def expects(self, n: int) -> float:
         return math.inf
 
 
 class BoldProposer:
+    def __init__(self, naps: Sequence[int] = (0,)) -> None:
+        self._naps = naps
+
     def drafter(self, tokens: Sequence[int]) -> Bold:
-        drafter = Bold(2, 4)
+        drafter = Bold(self._naps)
         drafter.extend(tokens)
         return drafter
 

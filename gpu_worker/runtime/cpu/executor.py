@@ -19,7 +19,7 @@ from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention, TextAttention
-from petiole.gpu_worker.runtime.cpu.head import Places, StepHead
+from petiole.gpu_worker.runtime.cpu.head import Floats, Head, Places
 from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder, native_tower
@@ -70,6 +70,9 @@ class CpuExecutor:
         states = () if recurrent is None else recurrent.layers
         self._native = native_decoder(decoder, cache, bank, progress, states)
         self._drafter = None if decoder.drafting is None else decoder.drafter
+        self._head: Head | None = None
+        if self._drafter is not None:
+            self._head = Head(self._draft if self._native is None else self._native.draft)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
         self._tower = tower_of(decoder)
@@ -86,6 +89,8 @@ class CpuExecutor:
         return instructions(half=self._decoder.dtype == torch.bfloat16)
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+        if self._head is not None:
+            self._head.begin(inputs)
         if self._whole:  # position t of a step lies in slot t
             self._cache.table.numpy()[inputs.rows, inputs.positions] = np.arange(len(inputs.rows))
         else:
@@ -113,10 +118,7 @@ class CpuExecutor:
             )  # fmt: skip
             if self._text_only:
                 logits = step(features=inputs.kept.get(FEATURES, ()))
-                head = None
-                if self._decoder.drafting is not None:
-                    places = Places(inputs.rows, inputs.positions, inputs.rotary)
-                    head = StepHead(self._native.draft, self._native.made(slot_id), places)
+                head = None if self._head is None else self._head.behind(inputs, self._native.made(slot_id))
                 return StepStates(lambda: logits, head=head)
             hidden = self._embed(inputs, token_ids).float()
             logits = step(hidden=hidden, types=types)
@@ -146,14 +148,17 @@ class CpuExecutor:
         every = self._decoder.forward(self._embed(inputs, token_ids), forward)
         hidden = every[outputs]
         results = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
-        if self._drafter is None:
+        if self._head is None:
             return results
-        head = StepHead(self._draft, every, Places(inputs.rows, inputs.positions, inputs.rotary))
-        return replace(results, head=head)
+        return replace(results, head=self._head.behind(inputs, every.float().numpy()))
+
+    def catch_up(self) -> None:
+        if self._head is not None:
+            self._head.catch_up()
 
     def _draft(
-        self, known: Tensor, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, known: Floats, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
+    ) -> tuple[Tensor, Floats]:
         """See `Draft`."""
         decoder, drafter, cache = self._decoder, self._drafter, self._cache
         assert drafter is not None
@@ -169,10 +174,10 @@ class CpuExecutor:
             progress=self._progress,
         )
         turning = positions if places.rotary is None else torch.from_numpy(places.rotary)
-        before = (drafter if chained else decoder).normed(known)
+        before = (drafter if chained else decoder).normed(torch.from_numpy(known).to(decoder.dtype))
         inputs = decoder.drafting_inputs(decoder.embed(torch.from_numpy(token_ids)), before)
         made = drafter.forward(inputs, Forward(turning, attention))[torch.from_numpy(at)]
-        return drafter.head_output(made).float(), made
+        return drafter.head_output(made).float(), made.float().numpy()
 
     def _made(self, inputs: StepInputs, logits: Callable[[], Tensor], hidden: Tensor) -> StepStates:
         """hidden: of the outputs, or of all positions where texts are computed whole."""

@@ -292,6 +292,9 @@ class CudaExecutor:
             bidirectional = AppendWrappers(self._geometry, workspace, causal=False)
         return _Slot(graphs, append_wrappers(self._geometry, workspace), bidirectional)
 
+    def catch_up(self) -> None:
+        """Nothing is owed."""
+
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         if self._encoder is not None:
             return self._encoder.encode(slot_id, images)

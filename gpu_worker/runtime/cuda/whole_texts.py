@@ -184,5 +184,8 @@ class CudaTextExecutor:
         vectors = decoder.vectors(hidden, inputs.lengths.tolist(), inputs.unpooled)
         return StepStates(lambda: torch.zeros(len(vectors), 1, device=place), {VECTORS: lambda _: vectors})
 
+    def catch_up(self) -> None:
+        """Nothing is owed."""
+
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         raise AssertionError("a model of texts has no images")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.device.device import DeviceEvent, DeviceStream, upload
-from petiole.gpu_worker.runtime.interface import Int64Array
+from petiole.gpu_worker.runtime.interface import Int64Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 Bytes = npt.NDArray[np.uint8]
@@ -49,14 +49,22 @@ class PoolCopies:
     """See `interface.KVCopies`. cache: with one pool of pages."""
 
     def __init__(
-        self, cache: KVCache, plan: ModelPlan, stream: DeviceStream, copy_stream: Callable[[], DeviceStream]
+        self,
+        cache: KVCache,
+        plan: ModelPlan,
+        stream: DeviceStream,
+        copy_stream: Callable[[], DeviceStream],
+        *,
+        before: Progress = nothing,
     ) -> None:
-        """copy_stream: makes one for these copies alone: behind them the outputs of steps would be late."""
+        """copy_stream: makes one for these copies alone: behind them the outputs of steps would be late. before:
+        called in stream order before positions are read or written."""
         of_layers = [pools[i] for pools in (cache.keys, cache.values) for i, _ in plan.caches]
         pools = {id(pool): pool for pool in of_layers}.values()  # latents are keys and values at once
         words = [_as_words(pool.view(len(pool), -1)) for pool in pools]
         self._runs = _runs(words)
         self._place, self._stream, self._copy_stream, self._new_stream = cache.device, stream, stream, copy_stream
+        self._before = before
         widths = [pool.shape[1] * pool.itemsize for pool in words]
         self.layout, self.position_bytes = f"{cache.dtype} {widths}".removeprefix("torch."), sum(widths)
         self._free: deque[int] = deque()
@@ -94,6 +102,7 @@ class PoolCopies:
 
     def from_host(self, slots: Int64Array, staged: Tensor, first: int) -> None:
         def write() -> None:
+            self._before()
             copy = staged.to(self._place, non_blocking=True)
             at, where = 0, upload(slots, self._place)
             n = len(copy) // self.position_bytes
@@ -106,6 +115,7 @@ class PoolCopies:
         self._enqueue(self._stream, write)
 
     def _gather(self, slots: Tensor, out: Tensor) -> None:
+        self._before()
         at = 0
         for run in self._runs:
             size = len(slots) * len(run) * run.shape[2] * run.itemsize

@@ -38,22 +38,25 @@ class PlannedDrafts:
     ) -> tuple[list[ScheduledSequence], list[Sequence[int]] | None]:
         """The sequences that need not wait, and the drafts of each, which may be none. None: nobody has any, and
         nobody repeats inputs. Changes no sequence."""
-        price = self.price.of(len(sequences))
-        worth = [self._worth(seq, price) for seq in sequences]
+        asked = [seq for seq in sequences if seq.drafter is not None and len(seq.generated) >= seq.drafts_from]
         # Where there are states, a sequence may have to wait for a snapshot, and repeats what was rejected.
-        if self._states is None and not any(worth):
+        everybody = self._states is not None
+        if not asked and not everybody:
+            return sequences, None
+        price = self.price.of(len(sequences))
+        worth = {seq: n for seq in asked if (n := self._worth(seq, price))}
+        if not worth and not everybody:
             return sequences, None
         launched = _launched(pipeline)
         found = [
-            (seq, self._of(seq, n, price, launched.get(seq)) if n or self._states is not None else ())
-            for seq, n in zip(sequences, worth, strict=True)
+            (seq, self._of(seq, worth.get(seq, 0), price, launched.get(seq)) if everybody or seq in worth else ())
+            for seq in sequences
         ]
         going = [(seq, drafts) for seq, drafts in found if drafts is not None]
         return [seq for seq, _ in going], [drafts for _, drafts in going]
 
     def _worth(self, seq: ScheduledSequence, price: Price) -> int:
-        if seq.drafter is None:
-            return 0
+        assert seq.drafter is not None
         try:
             return seq.drafter.worth(price, in_flight=bool(seq.outstanding))
         except Exception as error:

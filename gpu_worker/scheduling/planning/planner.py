@@ -22,6 +22,7 @@ from petiole.gpu_worker.scheduling.planning.relief import Relief
 from petiole.gpu_worker.scheduling.priorities.budget import StepBudget
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
+from petiole.gpu_worker.speculation import Price
 
 
 class Planner:
@@ -47,6 +48,9 @@ class Planner:
         self.budget.on_commit(payload, now)
         if self.state.config.speculative_tokens:
             self._drafts.price.on_commit(payload, now)
+
+    def draft_price(self, n_sequences: int) -> Price:
+        return self._drafts.price.of(n_sequences)
 
     # ------------------------------------------------------------ kind of step
 

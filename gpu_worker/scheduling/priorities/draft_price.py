@@ -11,6 +11,8 @@ device idles."""
 
 from __future__ import annotations
 
+import math
+
 from petiole.gpu_worker.scheduling.batching import StepPayload
 from petiole.gpu_worker.scheduling.priorities.budget import StepLoad, StepTimes
 from petiole.gpu_worker.speculation import Price
@@ -18,9 +20,14 @@ from petiole.gpu_worker.speculation import Price
 LEAST = 0.25
 """No draft is cheaper. A wrong one costs the host something, too, which no step shows."""
 
-TRIED, TRIED_OF = 4, 256
+TRIED, TRIED_OF = 4, 512
 """So many of so many steps have drafts for the least price. Otherwise, where they are too dear, nothing would show
 that they have become cheaper."""
+
+LOOK_S, LOOKS = 10e-6, 0.01
+"""What a look for the drafts of a sequence costs the host, and the share of a step that looks may cost."""
+
+MOST_REST = 16
 
 MEASURED = 16
 """One step in so many is measured, and those in which drafts are tried. To measure it costs the host something."""
@@ -40,11 +47,14 @@ class DraftPrice:
         """The price in a step of so many sequences."""
         costs = self._times.costs
         seconds = self._times.seconds(StepLoad(n_sequences, n_sequences, self._context))
-        if seconds <= 0 or self._tries:
+        if seconds <= 0:
             return Price(LEAST, 0.0)
+        rest = min(MOST_REST, math.ceil(LOOK_S * n_sequences / (LOOKS * seconds)))
+        if self._tries:
+            return Price(LEAST, 0.0, rest)
         draft = (costs.row + costs.position) * n_sequences / seconds
         wait = self._idle_s / seconds if n_sequences == 1 else 1 - min(1.0, draft)
-        return Price(max(LEAST, draft), wait)
+        return Price(max(LEAST, draft), wait, rest)
 
     def on_commit(self, payload: StepPayload, now: float) -> None:
         """Measure the step: it began when it was launched or when the step before it was completed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,12 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
 from petiole.gpu_worker.speculation import Launched, NgramDrafter, NgramProposer, Price, SpeculationStats
-from petiole.gpu_worker.speculation.proposer import behind
+from petiole.gpu_worker.speculation.proposer import TRUST_AT_FIRST, agreeing, behind
 from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
 
 PRICE = 0.5
+CHEAP = Price(PRICE, 0.0)
 
 CONSTRAINED = [
     request(
@@ -181,11 +183,14 @@ def test_accepted_drafts_save_steps() -> None:
         def __init__(self, answer: list[int]) -> None:
             self.answer, self.at = answer, 0
 
-        def extend(self, tokens: list[int], n_drafts: int = 0) -> None:
+        def extend(self, tokens: list[int], n_drafts: int = 0, n_held: int = 0) -> None:
             self.at += len(tokens)
 
         def worth(self, price: Price, *, in_flight: bool) -> int:
             return 8
+
+        def rests(self, price: Price, *, in_flight: bool) -> int:
+            return 0
 
         def expects(self, n: int) -> float:
             return 8
@@ -285,12 +290,30 @@ def test_prompt_lookup(tokens: list[int], count: int, guess: list[int]) -> None:
     assert proposals == [guess[: worth(drafter, PRICE)]] * 2, "changes nothing"
 
 
-def test_the_index_grows_with_the_sequence() -> None:
+def read(drafter: NgramDrafter, text: Sequence[int], price: Price = CHEAP) -> int:
+    """Decode a text with its drafts, as the scheduler does. Returns how many were verified."""
+    at = n_drafts = 0
+    while at < len(text):
+        n = drafter.rests(price, in_flight=False)
+        most = min(4, drafter.worth(price, in_flight=False), len(text) - at - 1)
+        drafts = () if n else drafter.propose(most) or ()
+        n = n or 1 + agreeing(drafts, text[at:])
+        drafter.extend(text[at : at + n], len(drafts), n - 1 if drafts else 0)
+        at, n_drafts = at + n, n_drafts + len(drafts)
+    return n_drafts
+
+
+def test_a_text_grows_with_the_sequence() -> None:
     at_once, bit_by_bit = NgramProposer().drafter([1, 2, 3, 1, 2, 3, 1]), NgramProposer().drafter([1, 2])
     for token in [3, 1, 2, 3, 1]:
         bit_by_bit.extend([token])
     assert at_once.guess(5) == bit_by_bit.guess(5) == [2, 3, 1, 2, 3]
-    assert at_once.trust == bit_by_bit.trust
+
+
+@pytest.mark.parametrize("token", [0, 1, 255, 256, 0xD800, 0xFFFF, 0x10000, 151_935, 300_000])
+def test_every_token_of_a_vocabulary_is_found_again(token: int) -> None:
+    assert NgramProposer().drafter([token, 256, 1, 9, token, 256]).guess(2) == [1, 9]
+    assert NgramProposer().drafter([7, 256, token, 7, 256]).guess(1) == [token]
 
 
 def test_lookup_proposes_as_much_as_has_held_lately() -> None:
@@ -299,33 +322,56 @@ def test_lookup_proposes_as_much_as_has_held_lately() -> None:
     drafter.extend([1, 2])
     assert proposed(drafter, 8, PRICE) == [3], "it is tried"
     assert not proposed(drafter, 8, 0.7), "where a draft costs more"
-    drafter.extend([3, 1, 2] * 60)
+    assert read(drafter, [3, 1, 2] * 60) > 90
     assert proposed(drafter, 8, PRICE) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert not proposed(drafter, 8, 1)
 
 
 def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_where_it_does() -> None:
     drafter = NgramProposer().drafter([1, 2, 0])
-    for token in range(3, 12):
-        drafter.extend([1, 2, token])  # what came behind 1, 2 comes no more
+    changing = [token for last in range(3, 60) for token in (1, 2, last)]
+    assert read(drafter, changing) < 20
     drafter.extend([1, 2])
-    assert drafter.guess(1) == [11]
+    assert drafter.guess(1) == [59]
     assert not proposed(drafter, 4, PRICE)
-    drafter.extend([7, 8] * 60)
+    assert read(drafter, [7, 8] * 60) > 60
     assert proposed(drafter, 4, PRICE) == [7, 8, 7, 8]
+
+
+@pytest.mark.parametrize("rest", [1, 2, 8, 16])
+def test_lookup_rests_where_it_proposes_nothing_and_finds_what_repeats_itself_again(rest: int) -> None:
+    price, new = Price(0.5, 0.0, rest), itertools.count(1000)
+    drafter, rests = NgramProposer().drafter([]), list[int]()
+    for _ in range(6):
+        rests.append(drafter.rests(price, in_flight=False))
+        drafter.extend([next(new) for _ in range(rests[-1])])
+    assert rests == [min(rest, n) for n in (1, 3, 7, 15, 31, 63)]
+    assert read(drafter, [5, 6, 7] * 50, price) > 30
+    assert drafter.rests(price, in_flight=False) == 0
 
 
 def test_lookup_is_silent_where_it_proposes_the_wrong_half_of_a_text_and_speaks_again() -> None:
     """Half of its guesses are right, but those that it proposes are not."""
     drafter = NgramProposer().drafter([1, 2, 3] * 40)
     assert worth(drafter, PRICE) > 0
-    for _ in range(8):
+    for _ in range(16):
         drafter.extend([9], n_drafts=2)
+        drafter.guessed = drafter.guess(3)
         drafter.extend([1, 2, 3])
     assert worth(drafter, PRICE) == 0
-    drafter.extend([1, 2, 3] * 60)
-    drafter.extend([1, 2, 3], n_drafts=2)
+    read(drafter, [1, 2, 3] * 60)
     assert worth(drafter, PRICE) > 0
+
+
+def test_a_guess_of_a_rest_ends_with_the_first_wrong_token() -> None:
+    """Those behind would have been drafts behind a wrong one."""
+    found = list[float]()
+    for text in ([1, 9, 3, 1], [1, 9, 9, 9], [1, 9]):
+        drafter = NgramProposer().drafter([1, 2, 3])
+        drafter.guessed = [1, 2, 3, 1]
+        drafter.extend(text)
+        found.append(drafter.trust)
+    assert found[0] == found[1] == found[2] < TRUST_AT_FIRST
 
 
 def test_a_lookup_that_must_wait_is_worth_nothing_where_waiting_costs_more() -> None:
@@ -333,7 +379,7 @@ def test_a_lookup_that_must_wait_is_worth_nothing_where_waiting_costs_more() -> 
     assert drafter.worth(Price(0.25, 0.1), in_flight=True) == worth(drafter, 0.25) > 0
     assert drafter.worth(Price(0.25, 0.9), in_flight=True) == 0
     assert drafter.worth(Price(0.25, 0.9), in_flight=False) > 0
-    drafter.extend([1, 2, 3] * 100)
+    read(drafter, [1, 2, 3] * 100)
     assert drafter.worth(Price(0.25, 0.9), in_flight=True) > 4, "it is sure, and does not wait"
 
 

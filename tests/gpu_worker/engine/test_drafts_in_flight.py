@@ -18,8 +18,17 @@ from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.outcomes import Operation
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
-from petiole.gpu_worker.speculation import Launched, NgramProposer
-from tests.support.toy_engine import Bold, BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
+from petiole.gpu_worker.speculation import Launched, NgramProposer, Price
+from tests.support.toy_engine import (
+    NAPS,
+    Bold,
+    BoldHeadProposer,
+    BoldProposer,
+    Expected,
+    expected,
+    request,
+    toy_engine,
+)
 from tests.support.toy_text import ToyConstraint
 
 K = 6
@@ -56,8 +65,8 @@ def late() -> None:
 class Knowing(Bold):
     """Drafts the answer."""
 
-    def __init__(self, asked: Request) -> None:
-        super().__init__(2, 4)
+    def __init__(self, asked: Request, naps: Sequence[int] = (0,)) -> None:
+        super().__init__(naps)
         self._answer = [*(asked.prompt or ()), *expected(asked).token_ids]
 
     def guess(self, count: int) -> list[int]:
@@ -153,6 +162,54 @@ def test_drafts_behind_uncertain_tokens_wait_until_these_are_known() -> None:
         assert Expected.of(engine.generate([asked])[0]) == expected(asked)
     assert seen
     assert not seen[0]
+
+
+class Sleepy(Knowing):
+    """Rests now and then. early: calls that came while it did."""
+
+    def __init__(self, asked: Request) -> None:
+        super().__init__(asked, NAPS)
+        self.early, self.told, self._due = list[str](), 0, 0
+
+    def _check(self, call: str) -> None:
+        if len(self._tokens) < self._due:
+            self.early.append(call)
+
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0, n_held: int = 0) -> None:
+        super().extend(tokens, n_drafts, n_held)
+        self.told += n_drafts
+        if not n_drafts:
+            self._check("extend")
+
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        nap = super().rests(price, in_flight=in_flight)
+        self._due = len(self._tokens) + nap
+        return nap
+
+    def worth(self, price: Price, *, in_flight: bool) -> int:
+        self._check("worth")
+        return super().worth(price, in_flight=in_flight)
+
+
+@pytest.mark.parametrize("pipeline", ["on", "off"])
+def test_a_drafter_that_rests_gets_its_tokens_later_and_is_asked_for_nothing_before(pipeline: str) -> None:
+    asked = request([1, 4, 13, 40, 25, 28, 37], 80, ignore_eos=True)
+    drafter = Sleepy(asked)
+
+    class Proposer:
+        def drafter(self, tokens: Sequence[int]) -> Sleepy:
+            drafter.extend(tokens)
+            return drafter
+
+    with toy_engine(speculative_tokens=K, proposer=Proposer(), pipeline=pipeline) as engine:
+        assert Expected.of(engine.generate([asked])[0]) == expected(asked)
+        stats = engine.stats()
+    assert not drafter.early
+    text = [*(asked.prompt or ()), *expected(asked).token_ids]
+    assert [*map(ord, drafter._tokens)] == text[: len(drafter._tokens)]
+    drafted = int(stats["draft_tokens"])
+    assert stats["accepted_draft_tokens"] == drafted > 2 * K, "what it does not know it would guess wrongly"
+    assert drafted - K <= drafter.told <= drafted, "outcomes are told at once, but for the end"
 
 
 def test_a_row_that_cannot_reach_its_end_for_certain_waits() -> None:

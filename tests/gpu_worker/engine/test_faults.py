@@ -77,7 +77,7 @@ class FaultyDrafter:
     def __init__(self, prompt: list[int], fails: str) -> None:
         self.fails = fails if list(prompt) == [3, 3] else "never"
 
-    def extend(self, tokens: list[int], n_drafts: int = 0) -> None:
+    def extend(self, tokens: list[int], n_drafts: int = 0, n_held: int = 0) -> None:
         if self.fails == "told":
             raise RuntimeError("a broken draft model")
 
@@ -85,6 +85,9 @@ class FaultyDrafter:
         if self.fails == "weighed" and in_flight:
             raise RuntimeError("a broken draft model")
         return 8
+
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        return 0
 
     def expects(self, n: int) -> float:
         return 8

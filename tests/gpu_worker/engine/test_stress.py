@@ -51,7 +51,7 @@ from petiole.gpu_worker.runtime.memory import chunk_files, kv_tier
 from petiole.gpu_worker.scheduling import admission
 from tests.support.failing_os import FailingOs
 from tests.support.swept import Swept, at_random, is_injected
-from tests.support.toy_engine import EOS, VOCAB, BoldHeadProposer, BoldProposer, Expected, Watch, expected
+from tests.support.toy_engine import EOS, NAPS, VOCAB, BoldHeadProposer, BoldProposer, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
 from tests.support.trials import rest
@@ -257,7 +257,9 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
         runtime=runtime,
         tokenizer=tokenizer,
         compile_constraint=compile_toy,
-        proposer=BoldHeadProposer([DRAFTED] * runtime.limits.drafts) if runtime.limits.drafts else BoldProposer(),
+        proposer=BoldHeadProposer([DRAFTED] * runtime.limits.drafts)
+        if runtime.limits.drafts
+        else BoldProposer(NAPS if workload.seed % 2 else (0,)),
     ).start()
     for owner, name in (
         (engine._text, "_next"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.harness.driver import Driver
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
-from petiole.gpu_worker.runtime.cpu.head import StepHead
+from petiole.gpu_worker.runtime.cpu.head import KEPT, Head, StepHead
 from petiole.gpu_worker.runtime.sizing import Sizes, sizes_of
 from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
@@ -153,6 +153,46 @@ def test_a_head_that_misses_steps_drafts_something_else(
         drafted.append(driver.decode([sequence]).drafts[0].tolist())
     right = reference.drafts([*sequence.prompt, *sequence.output], 3)
     assert drafted[0] == right != drafted[1]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, KEPT])
+def test_the_head_runs_once_for_what_several_decodes_leave_and_drafts_the_same(
+    steps: int, headed: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = headed("qwen3.5")
+    runs, run = list[int](), Head.run
+
+    def counted(self: Head, at: Any) -> Any:
+        runs.append(len(self._kept))
+        return run(self, at)
+
+    monkeypatch.setattr(Head, "run", counted)
+    driver = Driver(open_runtime(folder, speculative_tokens=3))
+    pair, third = [driver.sequence([5, 17, 200, 33, 91]), driver.sequence([9, 3])], driver.sequence([4, 2, 8])
+
+    def right(output: Any, sequences: Any) -> bool:
+        return all(
+            drafts == reference.drafts([*one.prompt, *one.output], 3)
+            for drafts, one in zip(output.drafts.tolist(), sequences, strict=True)
+        )
+
+    driver.ahead = 0
+    driver.prefill(pair)
+    for _ in range(steps):
+        driver.decode(pair)
+    assert runs == [1, *[KEPT // 2] * (2 * steps // KEPT)]
+    driver.ahead = 3
+    assert right(driver.decode(pair), pair)
+    assert runs[-1] == 1 + steps % (KEPT // 2)
+    driver.ahead = 0
+    driver.decode(pair)
+    driver.decode(pair)
+    driver.finish(pair.pop())  # its pages are given to others
+    driver.prefill([third])
+    assert runs[-2:] == [2, 1], "no step of the same rows"
+    driver.ahead = 3
+    rest = [*pair, third]
+    assert right(driver.decode(rest), rest)
 
 
 def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(

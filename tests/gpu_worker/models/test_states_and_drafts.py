@@ -40,11 +40,14 @@ class Guesses:
         def __init__(self, answer: Sequence[int], right: float, n_prompt: int) -> None:
             self.answer, self.right, self.at = answer, right, -n_prompt
 
-        def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
+        def extend(self, tokens: Sequence[int], n_drafts: int = 0, n_held: int = 0) -> None:
             self.at += len(tokens)
 
         def worth(self, price: Price, *, in_flight: bool) -> int:
             return 8
+
+        def rests(self, price: Price, *, in_flight: bool) -> int:
+            return 0
 
         def expects(self, n: int) -> float:
             return 8

@@ -67,6 +67,23 @@ def test_it_pays_to_wait_for_drafts_that_bring_more_than_they_cost() -> None:
     assert Price(draft=0.25, wait=0.2).pays(held(0.6, 2), 2)
 
 
+@pytest.mark.parametrize(
+    ("step_s", "position_s", "rows", "rest"),
+    [
+        (0.03, 0.0, 1, 1),
+        (0.0005, 0.00007, 1, 2),
+        (0.0005, 0.00007, 64, 13),
+        (0.007, 0.0, 64, 10),
+        (0.0, 1e-5, 64, 16),
+    ],
+)
+def test_looks_for_drafts_cost_a_hundredth_of_the_steps(
+    step_s: float, position_s: float, rows: int, rest: int
+) -> None:
+    assert measured(step_s, position_s).of(rows).rest == rest
+    assert DraftPrice().of(rows).rest == 1, "nothing is known yet"
+
+
 def test_drafts_are_tried_again_where_they_were_too_dear() -> None:
     price, now, prices = measured(0.0, 0.001), 100.0, []
     for _ in range(TRIED_OF):

@@ -5,6 +5,7 @@ build        compiles the C files, once on each machine or when an image is made
 forward      a decoder over a KV pool
 encoder      the encoder of crops, computed by the same code
 stack        a plan's layers over a memory of keys and values, as `layers/` computes them
+drafting     the layer that drafts: its inputs, and which calls hold the interpreter
 supported    the plans that the C code computes
 draw         the Gumbel maximum of sampling
 layers/      a step from inputs to logits: one call

@@ -10,7 +10,6 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +22,11 @@ from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import Layer
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodedTable
-from petiole.gpu_worker.runtime.cpu.head import Places
+from petiole.gpu_worker.runtime.cpu.head import Floats, Places
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import EmbeddingAndHead, KVPointers, PerLayer
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
-from petiole.gpu_worker.runtime.cpu.native.stack import Floats, Stack, at_least, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.interface import Int32Array, Int64Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -173,8 +172,8 @@ class NativeDecoder:
         return self._made.pop(slot_id).numpy()
 
     def draft(
-        self, known: Any, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
-    ) -> tuple[Tensor, Any]:
+        self, known: Floats, token_ids: Int64Array, places: Places, at: Int64Array, *, chained: bool
+    ) -> tuple[Tensor, Floats]:
         """See `Draft`. Arrays of numpy: each operation of torch lets go of the interpreter, and the engine's
         thread takes it."""
         drafter, rotary = self._drafter, places.rotary

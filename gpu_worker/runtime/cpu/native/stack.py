@@ -6,8 +6,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from ctypes import c_int64, c_void_p
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,12 @@ from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
 from petiole.gpu_worker.models.weights.host_memory import new_tensor
+from petiole.gpu_worker.runtime.cpu.head import Floats
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
+from petiole.gpu_worker.runtime.cpu.native.drafting import Drafting
 from petiole.gpu_worker.runtime.cpu.native.layers.model import (
-    MAPS,
     LayerStruct,
     ModelStruct,
-    NormStruct,
     StepStruct,
 )
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
@@ -35,67 +34,13 @@ from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
 )
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import BYTES_OF_LAYER
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
-from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, LinearStruct
+from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY
 from petiole.gpu_worker.runtime.interface import Int64Array, Progress, nothing
 
 log = logging.getLogger(__name__)
 
-Floats = npt.NDArray[np.float32]
-
 SMALL = 192 * 2**20
 """Multiply-adds of a step of a small model which one thread computes, in about three milliseconds."""
-_WORTH_THREADS = 2**22
-"""Multiply-adds from which several threads share them, and the interpreter goes on meanwhile."""
-
-
-@dataclass
-class Drafting:
-    """The layer that drafts. norm: behind it; last_norm: behind the others. of_layers, of_chain: the two norms of
-    what these, or it, have made. room: memory for `most` inputs, and from `scratch` on `stride` bytes for each
-    of `n_threads`."""
-
-    join: LinearStruct
-    token_norm: NormStruct
-    norm: NormStruct
-    last_norm: NormStruct
-    of_layers: ctypes.Array[NormStruct]
-    of_chain: ctypes.Array[NormStruct]
-    room: Tensor
-    quickly: ctypes.PyDLL
-    """The library, for calls that do not let go of the interpreter: the engine's thread would take it."""
-    terms: int
-    """Multiply-adds of the layer for each input, without those of experts."""
-    mixes: bool
-    """Whether it has experts."""
-    most: int = 0
-    n_threads: int = 0
-    scratch: int = 0
-    stride: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        library: ctypes.CDLL,
-        structures: Structures,
-        ends: EmbeddingAndHead,
-        weights: DraftingWeights,
-        layer: LayerStruct,
-    ) -> Drafting:
-        norms = weights.token_norm, weights.hidden_norm, weights.norm, ends.norm_weights
-        token, known, own, last = (structures.norm(ends.norm, one) for one in norms)
-        pair = NormStruct * 2
-        return cls(
-            join=structures.linear(weights.join),
-            token_norm=token,
-            norm=own,
-            last_norm=last,
-            of_layers=pair(last, known),
-            of_chain=pair(own, known),
-            room=torch.empty(0),
-            quickly=ctypes.PyDLL(library._name, handle=library._handle),
-            terms=sum(one.n * one.k for one in (getattr(layer, name) for name in MAPS)),
-            mixes=bool(layer.experts),
-        )
 
 
 class Stack:
@@ -185,8 +130,7 @@ class Stack:
             self._structures.add_ends(self.model, ends)
         self._drafting = None
         if drafting is not None and ends is not None:
-            library.petiole_join_scratch.restype = c_int64
-            self._drafting = Drafting.of(library, self._structures, ends, drafting, self._layers[n_layers])
+            self._drafting = Drafting.of(library, self._structures, ends, drafting)
         if per_layer is not None:
             self._structures.add_per_layer(self.model, per_layer)
         self._widths = {  # floats for each position
@@ -236,9 +180,8 @@ class Stack:
         `stops`, ascending, with its number and the residual stream, which it may change. It may also write other
         positions, rows and limits into these tensors, for the layers that follow. keep: called with
         what the layers make of all positions, float32 [T, hidden]; `hidden` is overwritten with that."""
-        t, n_threads = len(hidden), torch.get_num_threads()
-        if t > self._most or n_threads != self._step.n_threads:
-            self._take_memory(max(t, self._most), n_threads)
+        t = len(hidden)
+        self._make_room(t)
         step = self._step
         step.t = t
         step.token_ids = _address(token_ids)
@@ -289,55 +232,27 @@ class Stack:
         drafting = self._drafting
         assert drafting is not None, "no layer drafts"
         model, first = self.model, self.model.n_layers
-        hidden = self._joined(drafting, known, token_ids, embedded, chained=chained)
+        hidden = np.empty((len(known), model.hidden), np.float32) if embedded is None else embedded
+        self._make_room(len(known))
         whole = (model.layers, model.n_layers, model.last_kept)
         model.layers, model.n_layers, model.last_kept = whole[0] + first * ctypes.sizeof(LayerStruct), 1, 0
         model.norm = drafting.norm
         turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
-        step = self._alone(len(hidden))
+        step = self._alone(len(known))
         step.positions, step.rows = positions.ctypes.data, rows.ctypes.data
         step.rotary = step.positions if rotary is None else rotary.ctypes.data
         step.o, step.outputs = len(outputs), outputs.ctypes.data
         step.hidden, step.logits = hidden.ctypes.data, logits.data_ptr() if len(outputs) else None
-        terms = len(hidden) * drafting.terms + len(outputs) * model.head.n * model.head.k
-        small = terms < _WORTH_THREADS and not drafting.mixes
         try:
+            library = drafting.joined(
+                model, step, known, None if embedded is not None else token_ids, chained=chained
+            )
             with self._turned(turned):
-                self._compute(step, drafting.quickly if small else self._library)
+                self._compute(step, library)
             return hidden[: len(outputs)]
         finally:
             model.layers, model.n_layers, model.last_kept = whole
             model.norm = drafting.last_norm
-
-    def _joined(
-        self, drafting: Drafting, known: Floats, token_ids: Int64Array, embedded: Floats | None, *, chained: bool
-    ) -> Floats:
-        """The inputs of the layer that drafts, [T, hidden]. See `draft`."""
-        t, join, n_threads = len(known), drafting.join, torch.get_num_threads()
-        small = t * join.n * join.k < _WORTH_THREADS
-        hidden = np.empty((t, self.model.hidden), np.float32) if embedded is None else embedded
-        if t > drafting.most or n_threads > drafting.n_threads:
-            drafting.most, drafting.n_threads = t, n_threads
-            drafting.stride = self._library.petiole_join_scratch(ctypes.byref(join), c_int64(t))
-            drafting.scratch = -(-8 * t * self.model.hidden // 64) * 64
-            n_bytes = drafting.scratch + n_threads * drafting.stride
-            drafting.room = new_tensor((-(-n_bytes // 4),), torch.float32, torch.device("cpu"))
-        room = drafting.room.data_ptr()
-        (drafting.quickly if small else self._library).petiole_join(
-            ctypes.byref(self.model),
-            ctypes.byref(join),
-            ctypes.byref(drafting.token_norm),
-            ctypes.byref(drafting.of_chain if chained else drafting.of_layers),
-            c_int64(t),
-            c_void_p(token_ids.ctypes.data if embedded is None else None),
-            c_void_p(known.ctypes.data),
-            c_void_p(hidden.ctypes.data),
-            c_void_p(room),
-            c_void_p(room + drafting.scratch),
-            c_int64(drafting.stride),
-            c_int32(1 if small else n_threads),
-        )
-        return hidden
 
     def _compute_head(self, hidden: Tensor, logits: Tensor) -> None:
         """The logits of these hidden states, float32 [O, hidden], which are overwritten."""
@@ -432,8 +347,13 @@ class Stack:
         self._library.petiole_recurrent_room.restype = c_int64
         return int(self._library.petiole_recurrent_room(c_void_p(layer.recurrent)))
 
+    def _make_room(self, t: int) -> None:
+        """Memory for a step of `t` positions. Later steps use it again."""
+        n_threads = torch.get_num_threads()
+        if t > self._most or n_threads != self._step.n_threads:
+            self._take_memory(max(t, self._most), n_threads)
+
     def _take_memory(self, t: int, n_threads: int) -> None:
-        """Memory for steps of up to `t` positions. Later steps use it again."""
         self._memory = None
         step = StepStruct(
             t=t,

@@ -28,11 +28,14 @@ class Guesses:
     def drafter(self, tokens: Sequence[int]) -> Guesses:
         return self
 
-    def extend(self, tokens: Sequence[int], n_drafts: int = 0) -> None:
+    def extend(self, tokens: Sequence[int], n_drafts: int = 0, n_held: int = 0) -> None:
         pass
 
     def worth(self, price: Price, *, in_flight: bool) -> int:
         return 8
+
+    def rests(self, price: Price, *, in_flight: bool) -> int:
+        return 0
 
     def expects(self, n: int) -> float:
         return 8

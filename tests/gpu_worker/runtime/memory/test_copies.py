@@ -84,6 +84,23 @@ def test_a_full_ring_drops_and_a_block_is_filled_again_only_when_it_is_given_bac
     assert np.array_equal(first.wait(), before), "it is not given back"
 
 
+def test_what_is_owed_is_written_before_positions_are_copied_or_overwritten() -> None:
+    """In stream order: nothing happens before the stream is there."""
+    plan, device = model_of(config(TINY)).plan, LateDevice()
+    cache = pool_of(plan)
+    cache.keys[0].zero_()
+    stream = device.new_stream("compute")
+    copies = PoolCopies(cache, plan, stream, lambda: stream, before=lambda: cache.keys[0][3].add_(1.0))  # type: ignore[arg-type]
+    copies.make_ring(1, 1)
+    copy = copies.to_host(np.array([3]))
+    assert copy is not None
+    assert not cache.keys[0].any()
+    assert (torch.from_numpy(copy.wait()).view(torch.float32)[: cache.keys[0][0].numel()] == 1.0).all()
+    copies.from_host(np.array([3]), copies.staging(copies.position_bytes).zero_(), 0)
+    device.synchronize()
+    assert not cache.keys[0][3].any(), "what is owed does not come behind"
+
+
 @pytest.mark.parametrize("family", ["llama3", "deepseek-v2", "gemma3", "qwen3-moe"])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_what_was_copied_comes_back_bit_by_bit(family: str, page_size: int, tmp_path: Path) -> None:

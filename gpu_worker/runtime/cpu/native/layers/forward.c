@@ -2,7 +2,7 @@
  *
  * If the caches hold the weights, each thread computes its own share of the sequences from the first layer to the last
  * (`share`): no thread waits, and the output of one product is in the thread's own cache for the next one. One thread alone
- * computes a few positions of a small model (`is_small`). For large weights, few sequences or one long prompt, all threads
+ * computes a few positions of a small model (`petiole_cost`). For large weights, few sequences or one long prompt, all threads
  * work together: they divide the outputs of each matrix, so that each weight is read once, and wait for each other after the
  * product.
  *
@@ -127,7 +127,7 @@ static void compute_share(const Model *m, const Step *share) {
 int32_t petiole_forward(const Model *m, const Step *s) {
   Step shares[s->n_threads];
   if (!adapters_fit(m, s)) return -1;
-  if (!share(m, s, shares)) return compute(m, s, is_small(m, s) ? 1 : s->n_threads, m->library);
+  if (!share(m, s, shares)) return compute(m, s, petiole_cost(m, s) <= m->small ? 1 : s->n_threads, m->library);
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
   for (int i = 0; i < s->n_threads; i++) compute_share(m, shares + i);
   for (int i = 0; i < s->n_threads; i++) /* of each share its outputs' */

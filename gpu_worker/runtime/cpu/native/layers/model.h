@@ -113,7 +113,7 @@ typedef struct {
   float per_layer_embedding_factor, per_layer_projection_factor, per_layer_factor;
   float embedding_factor, logits_factor, logits_cap; /* logits l become cap tanh(l / cap); 0: none */
   const Library *library; /* or null */
-  int64_t small;          /* multiply-adds: one thread computes steps with fewer. See shares.h */
+  int64_t small;          /* one thread computes steps that cost at most this. See shares.h */
 } Model;
 
 typedef struct {

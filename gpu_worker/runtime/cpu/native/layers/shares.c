@@ -82,14 +82,14 @@ static int64_t bytes_of_weights(const Model *m, const Cost *c) {
   return (c->terms + (int64_t)m->head.n * m->head.k) * size_of(m->head.kind);
 }
 
-int is_small(const Model *m, const Step *s) {
+int64_t petiole_cost(const Model *m, const Step *s) {
   const Cost each = cost_of(m);
   int64_t total = s->o * m->head.n * m->head.k;
-  if (bytes_of_weights(m, &each) > ALONE_BYTES) return 0;
+  if (bytes_of_weights(m, &each) > ALONE_BYTES) return INT64_MAX;
   for (int64_t i = 0; i < m->n_layers; i++)
-    if (m->layers[i].experts) return 0; /* whose weights are not counted */
-  for (int64_t t = 0; t < s->t && total <= m->small; t++) total += cost(&each, s->positions[t]);
-  return total <= m->small;
+    if (m->layers[i].experts) return INT64_MAX; /* whose weights are not counted */
+  for (int64_t t = 0; t < s->t; t++) total += cost(&each, s->positions[t]);
+  return total;
 }
 
 int share(const Model *m, const Step *s, Step *shares) {

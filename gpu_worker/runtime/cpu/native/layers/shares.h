@@ -2,9 +2,10 @@
 #pragma once
 #include "model.h"
 
-/* Whether one thread computes a step sooner than several, which would wait for each other after each product, and for the
- * host's thread. */
-int is_small(const Model *m, const Step *s);
+/* What one thread computes in a step, in multiply-adds, attention included. INT64_MAX if it should not: one thread alone
+ * computes small steps of small models (`small` in model.h), for several would wait for each other after each product, and for
+ * the host's thread. */
+int64_t petiole_cost(const Model *m, const Step *s);
 
 /* Cuts a step between sequences into `n_threads` shares of like cost. False where there is no such cut. */
 int share(const Model *m, const Step *s, Step *shares);
