@@ -5,8 +5,7 @@ The engine's loop calls `scheduler`; the other modules are its parts.
     scheduler           the four verbs: schedule, launch, sample, commit
     planning/           selects the sequences of the next step
     state               waiting, prefilling and running sequences, and the transitions between them
-    admission           the waiting queue, adapter slots, images on their way to crops
-    priorities/         who gives way when rows, pages or time run out
+    priorities/         who comes first, and who gives way when rows, pages or time run out
     pipeline            the steps in flight, their order and slots: a pure state machine
     launching           the host side of a launch: a transaction until the step is dispatched
     batching            a plan as the arrays of a step

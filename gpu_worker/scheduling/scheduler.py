@@ -41,11 +41,11 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling import masks
-from petiole.gpu_worker.scheduling.admission import Cut, ResidentAdapters
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning.planner import Planner
+from petiole.gpu_worker.scheduling.priorities.admission import Cut, ResidentAdapters
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Extras, Generated, PromptScored, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish

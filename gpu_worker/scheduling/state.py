@@ -28,7 +28,7 @@ from petiole.gpu_worker.request.pooling import Pooled
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
-from petiole.gpu_worker.scheduling.admission import (
+from petiole.gpu_worker.scheduling.priorities.admission import (
     Cut,
     ImageCropping,
     ResidentAdapters,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from petiole.gpu_worker.scheduling.admission import can_reuse
+from petiole.gpu_worker.scheduling.priorities.admission import can_reuse
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
 

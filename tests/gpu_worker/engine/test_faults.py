@@ -12,7 +12,8 @@ import pytest
 from petiole.cache import WindowPages
 from petiole.gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.request.handle import Handle
-from petiole.gpu_worker.scheduling import admission, launching
+from petiole.gpu_worker.scheduling import launching
+from petiole.gpu_worker.scheduling.priorities import admission
 from petiole.gpu_worker.speculation import Launched, Price
 from petiole.gpu_worker.threads import detokenization as text_thread
 from tests.support.interrupted import Interrupted

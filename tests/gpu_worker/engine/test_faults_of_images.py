@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker.request.prepared_images import PreparedImage
-from petiole.gpu_worker.scheduling import admission
+from petiole.gpu_worker.scheduling.priorities import admission
 from tests.gpu_worker.engine.test_images import OpenEngine, asked, expected, image, open_engine as open_engine
 from tests.gpu_worker.engine.test_stress import wait_until_released
 from tests.support.swept import Swept, at_random, is_injected

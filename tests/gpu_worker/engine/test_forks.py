@@ -10,7 +10,7 @@ import pytest
 from petiole.cache import PageTable
 from petiole.gpu_worker import Engine, EngineConfig, EngineError
 from petiole.gpu_worker.request import Request
-from petiole.gpu_worker.scheduling.admission import RUN_TOKENS
+from petiole.gpu_worker.scheduling.priorities.admission import RUN_TOKENS
 from tests.support.toy_engine import Expected, expected, request, toy_engine
 from tests.support.trials import rest
 

@@ -17,7 +17,7 @@ import torch
 from petiole.gpu_worker import Engine, InvalidRequest
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage, Region, whole_regions
-from petiole.gpu_worker.scheduling import admission
+from petiole.gpu_worker.scheduling.priorities import admission
 from tests.support.toy_decoder import (
     LeadingToyDecoder,
     SeeingToyDecoder,

@@ -18,8 +18,8 @@ import pytest
 
 from petiole.cache import KVAllocation, KVCacheManager
 from petiole.gpu_worker import Constraint, Engine, EngineError, Request
-from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling.launching import Preparation
+from petiole.gpu_worker.scheduling.priorities import admission
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from tests.gpu_worker.engine.test_images import (
     OpenEngine,

@@ -48,7 +48,7 @@ from petiole.gpu_worker import (
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import DRAFTED, LoadWeights, Progress, nothing
 from petiole.gpu_worker.runtime.memory import chunk_files, kv_tier
-from petiole.gpu_worker.scheduling import admission
+from petiole.gpu_worker.scheduling.priorities import admission
 from tests.support.failing_os import FailingOs
 from tests.support.swept import Swept, at_random, is_injected
 from tests.support.toy_engine import EOS, NAPS, VOCAB, BoldHeadProposer, BoldProposer, Expected, Watch, expected

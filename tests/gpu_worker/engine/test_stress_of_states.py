@@ -20,7 +20,7 @@ import pytest
 from petiole.cache.groups import recurrent_states
 from petiole.gpu_worker import Engine, EngineConfig, EngineError, FinishReason, Request, SamplingParams
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.scheduling import admission
+from petiole.gpu_worker.scheduling.priorities import admission
 from tests.support.families import build_model
 from tests.support.swept import Swept, at_random, is_injected
 

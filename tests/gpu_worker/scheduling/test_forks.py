@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker import FinishReason, Request, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, RequestImage
-from petiole.gpu_worker.scheduling import admission
-from petiole.gpu_worker.scheduling.admission import forked
+from petiole.gpu_worker.scheduling.priorities import admission
+from petiole.gpu_worker.scheduling.priorities.admission import forked
 from petiole.gpu_worker.scheduling.scheduled_sequence import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from petiole.cache import PageTable
 from petiole.gpu_worker import AdapterError, FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import PENDING
-from petiole.gpu_worker.scheduling.admission import ResidentAdapters, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
+from petiole.gpu_worker.scheduling.priorities.admission import ResidentAdapters, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.state import Extras, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
