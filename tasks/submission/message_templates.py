@@ -39,7 +39,6 @@ from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.bundles import ensured, reaching_the_broker
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
 from petiole.tasks.wire.messages.headers import KNOWN
@@ -174,19 +173,18 @@ class MessageTemplates:
 
     def of(self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]) -> MessageTemplate | None:
         """The template for this submission, which has been checked. `kwargs`: arguments of the task. None:
-        `apply_async` must submit it. Connects to the broker if the template is new. Raises `InvalidRequest`;
-        `Unavailable` if the broker is away."""
+        `apply_async` must submit it, perhaps only now, because it connects to the broker. Raises
+        `InvalidRequest`."""
         if (which := self._which(submission)) is None:
             return None
         if which not in self._known:
-            app = self._task.app
             self._headers_of((), in_json(kwargs))  # before anybody waits for the broker
-            with app.pools.producers.acquire(block=True) as producer:
-                with reaching_the_broker(app):
-                    ensured(app, producer, lambda: producer.channel)
+            with self._task.app.pools.producers.acquire(block=True) as producer:
+                if not producer.connection.connected:
+                    return None
                 try:
                     self._keep(which, self._made(producer, kwargs, submission))
-                except _AWAY:  # the connection was lost: `apply_async` makes another one
+                except _AWAY:
                     return None
         return self._known.get(which)
 
@@ -244,7 +242,10 @@ class MessageTemplates:
             headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
             properties=properties,
             embed=embed,
-            longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),
+            longest_shown=(
+                app.amqp.kwargsrepr_maxsize,
+                app.conf.get("task_repr_maxlevels", 3),
+            ),  # since Celery 5.7
             tag=uuid(),
             numbers=count(),
         )

@@ -180,6 +180,7 @@ def test_where_the_settings_ask_for_more_celery_submits(
 
 def test_without_the_broker_there_is_none_for_now(server: RedisServer, tasks: Mapping[str, Any]) -> None:
     server.kill()
+    assert tasks["tasks.generate"].templates.of({"prompt": "x"}, {}) is None, "apply_async waits, and once"
 
     async def ask() -> None:
         assert await message_of(tasks["tasks.generate"], {"prompt": "x"}, {}) is None
