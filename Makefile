@@ -141,7 +141,7 @@ release: dist  ## all of a release: the same bytes when built once more, checked
 	cd $(DIST) && sha256sum petiole* constraints.txt sbom.cdx.json >SHA256SUMS
 
 wheelhouse: $(VENV)/.dev  ## what a CUDA machine without internet needs beside torch, into ./wheelhouse
-	$(BIN)/python -m bench.wheelhouse wheelhouse
+	$(BIN)/python -m bench.gpu.wheelhouse wheelhouse
 
 lock: $(VENV)/.dev  ## write what the images install, with hashes, into ./images (TORCH_INDEX=URL: torch for CPUs, too)
 	$(BIN)/pip install --quiet 'uv>=0.8'

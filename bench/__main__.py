@@ -33,7 +33,7 @@ _ROOMS: dict[str, str] = {
     "gateway": "petiole serve in turns with direct reading: first delta, one token, many streams",
     "gateway.page": "the gateway's page in Chromium: its first content",
     "queue.serving": "the engine through the broker with readers, against the same engine driven directly",
-    "queue.vllm_engine": "vLLM's engine behind a worker, with readers, against vLLM's own LLM.generate",
+    "engine.vllm_engine": "vLLM's engine behind a worker, with readers, against vLLM's own LLM.generate",
     "queue.batch": "petiole.batch beside a hand-made loop and a Celery group; what it holds",
     "engine.beside": "chat beside rows of a batch that fill the engine",
     "engine.pace": "a worker and its readers around a device as fast as a GPU, which only keeps time",

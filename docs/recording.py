@@ -68,7 +68,7 @@ class Run:
 
 def record() -> Run:
     """Raises RuntimeError if no run in `TRIES` was interrupted in all of its answers."""
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.servers import embedded
     from petiole.tasks.settings import settings
 

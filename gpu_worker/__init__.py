@@ -15,7 +15,6 @@ first used, so that reading a configuration or building a request is cheap.
     children/     processes for what may crash or never end
     text/         tokenizer, chat templates, incremental text, stop strings
     models/       reading a checkpoint; the decoder and its layers
-    tracing       timelines of host and device
     request/      requests and results: the engine's inputs and outputs; the handle that `submit` returns
     exceptions    the engine's errors
 """

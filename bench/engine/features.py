@@ -26,7 +26,7 @@ from bench.harness.checkpoints.decoders import QWEN3_06B, SMALL, SMALL_LONG, TIN
 from bench.harness.report import percentile, progress
 from bench.harness.runs import Bench, arguments, opened
 from petiole.gpu_worker import Constraint, Engine, Request, SamplingParams
-from petiole.gpu_worker.tracing import Tracer
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 
 PREFIX_TARGET = 5.0
 SHARED = 0.9

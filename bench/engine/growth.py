@@ -145,7 +145,7 @@ def readers(n: int) -> float:
 def with_redis(sizes: Sequence[int]) -> Iterator[Point]:
     import os
 
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())

@@ -22,7 +22,7 @@ from typing import Any
 from bench.engine.profiling import cpu_seconds
 from bench.harness.report import percentile
 from petiole.gpu_worker import Engine, EngineConfig
-from petiole.gpu_worker.tracing import Tracer
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 
 PROBE_S = 0.002
 

@@ -31,7 +31,7 @@ from bench.harness.stand_ins import TimedRuntime
 from bench.queue import serving
 from petiole.gpu_worker import Engine, EngineConfig
 from petiole.gpu_worker.engine.loading import load_text
-from petiole.gpu_worker.tracing import NO_TRACE
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE
 
 LETTERS = range(40, 900)
 """Token ids of petiole-tiny that have a text."""

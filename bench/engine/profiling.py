@@ -24,7 +24,7 @@ from bench.harness import load
 from bench.harness.checkpoints.decoders import QWEN3_06B, SMALL, TINY, Shape, checkpoint
 from bench.harness.report import progress
 from bench.harness.runs import Bench, arguments, opened
-from petiole.gpu_worker.tracing import Tracer
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 
 HOST = ("plan", "launch", "mask", "sample", "wait", "commit")
 NOTICED = 0.005

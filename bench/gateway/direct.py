@@ -186,7 +186,7 @@ def measure(report: Report, gateway: Served, sizes: Sequence[tuple[Streams, floa
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.servers import embedded
     from petiole.tasks.settings import settings
 

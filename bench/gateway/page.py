@@ -74,7 +74,7 @@ def visits(browser: Any, url: str, word: str) -> tuple[float, ...]:
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.servers import embedded
     from petiole.tasks.settings import settings
 

@@ -47,7 +47,7 @@ class Served:
 
 @contextmanager
 def serving(**told: str) -> Iterator[Served]:
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.servers._supervisor import die_with
 
     command = [sys.executable, "-m", "petiole.tasks.commands.cli", "serve", "--host", "127.0.0.1", "--port", "0"]

@@ -1,12 +1,13 @@
 """On a CUDA device.
 
-__main__   `python -m bench.gpu`
-steps      decode and prefill against their floors; the parts of `bench.gpu`
-serving    a part: many sequences at once, beside other servers
-vision     parts: questions about pictures
-attention  a part: the attention of a decode step alone
-layers     a part: the layers of a small batch without their attention
-codes      a part: products with codes, and the launches of a mixture
-host       the host's time for a step; also on a pretended card
-card       the card, its rates, and a model of random weights on it
+__main__     `python -m bench.gpu`
+steps        decode and prefill against their floors; the parts of `bench.gpu`
+serving      a part: many sequences at once, beside other servers
+vision       parts: questions about pictures
+attention    a part: the attention of a decode step alone
+layers       a part: the layers of a small batch without their attention
+codes        a part: products with codes, and the launches of a mixture
+host         the host's time for a step; also on a pretended card
+wheelhouse/  what a machine without internet needs beside torch
+card         the card, its rates, and a model of random weights on it
 """

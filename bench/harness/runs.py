@@ -15,7 +15,7 @@ from bench.harness import load, report
 from bench.harness.checkpoints.decoders import Shape
 from bench.harness.report import NotAvailableError, Report
 from petiole.gpu_worker import Engine, EngineConfig
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 
 OURS = "petiole"
 _FINALISTS = 2  # peers that go on after the first round

@@ -34,9 +34,9 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.engine.loading import load_beside
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
-from petiole.gpu_worker.tracing import NO_TRACE
 
 GOALS = (Goal(1, 1.2, "1.2"), Goal(4, 1.3, "1.3"), Goal(16, 1.3, "1.3"))
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -3,7 +3,6 @@
 batch         `petiole.batch` beside a hand-made loop and a Celery group
 redis_cost    the cost of a task and of a delta for Redis
 serving       a real worker with readers, against the same engine driven directly
-vllm_engine   vLLM's engine behind a worker, against vLLM alone
 queued_texts  vectors of texts, against the same engine alone
 celery_noop   one-token generations, against Celery's no-op task
 latency       from `delay()` until a reader has the first delta

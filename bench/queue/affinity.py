@@ -70,7 +70,7 @@ def converse(number: int, turns: int, told: Callable[[int], object] = lambda tur
 
 @contextmanager
 def fleet(size: int, **settings: str) -> Iterator[None]:
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
 
     with ExitStack() as stack:
         for _ in range(size):
@@ -147,7 +147,7 @@ def measure_deploy(report: Report, conversations: int, turns: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     options = arguments(__doc__).parse_args(argv)
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())

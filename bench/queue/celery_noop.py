@@ -22,7 +22,7 @@ from celery import Celery
 
 from bench.harness.report import Report, arguments
 from petiole.tasks.app.configuration import configuration
-from petiole.tasks.commands.demo import python_path
+from petiole.tasks.commands.demos.demo import python_path
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import Settings
 

@@ -203,7 +203,7 @@ def while_written(read: Callable[[], object], deltas: int) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())

@@ -81,7 +81,7 @@ async def waits(n: int, tokens: int, end: Any) -> list[float]:
 
 def round_of(case: Case, n: int, tokens: int) -> list[float]:
     from petiole.tasks import celery_app
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
 
     queue = celery_app.conf.task_default_queue
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ SEEN_S = 3.0
 
 def killed(report: Report, broker: str, kills: int, tokens: int) -> None:
     """Kill the worker that streams, `kills` times, with another one that has room."""
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
 
     seconds: list[float] = []
     with ExitStack() as stack:
@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rabbitmq", metavar="URL", default="", help="an empty RabbitMQ, for kills there")
     parser.add_argument("--broker", metavar="URL", default="", help="nothing but the kills, with this broker")
     options = parser.parse_args(argv)
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())

@@ -57,7 +57,7 @@ class Seen:
 @contextmanager
 def fleet(model: str, shape: Shape, concurrency: int, threads: int, **more: str) -> Iterator[None]:
     """A worker with this model on the embedded Redis, as `celery -A tasks worker` starts it. `more`: settings."""
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())

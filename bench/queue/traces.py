@@ -73,7 +73,7 @@ def collector() -> Iterator[str]:
 def served(report: Report, case: Case, url: str) -> None:
     """Two workers of the same model, each with a queue; the one that waits for its turn is idle."""
     from petiole.tasks import generate
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())

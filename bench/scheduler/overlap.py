@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.harness import load, report
 from bench.harness.stand_ins import TimedCopies, TimedRuntime
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 
 DEVICE_S = 0.010
 RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

@@ -31,9 +31,9 @@ from bench.harness.runs import Bench, arguments, opened
 from bench.scheduler.costs import Harness
 from bench.scheduler.steps import Recorder, Step, StepTime, TimedModel
 from petiole.gpu_worker import Engine, Request
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Generated, SequenceEnded
-from petiole.gpu_worker.tracing import Tracer
 
 WITHIN = 0.15
 SLOTS, LOOK_AHEAD = 64, 4

@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from petiole.gpu_worker import Engine
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.runtime.interface import Runtime, StepBatch
-from petiole.gpu_worker.tracing import Tracer
 
 DECODE_KNOTS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_KNOTS = (64, 512, 2048)

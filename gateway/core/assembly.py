@@ -26,7 +26,7 @@ from petiole.gateway.core.parts import (
 )
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.text_offsets import TokenOffsets
-from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing import formats, message
 from petiole.tasks.output_parsing.parser import (
     ArgumentsDelta,
     CallEnded,
@@ -156,7 +156,7 @@ class OutputAssembler:
 
 def _parser(prepared: Prepared) -> Parser | None:
     """How the text is divided. None: a format that this version does not know, or none."""
-    format = detection.named(prepared.format)
+    format = formats.named(prepared.format)
     if format is None:
         return None
     return Parser(format.template, prompt_end=prepared.prompt_end, tools=prepared.tool_types or None)

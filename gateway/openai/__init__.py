@@ -9,9 +9,8 @@ completions_view  its answer, streamed and whole
 tokenization      vLLM's tokenize and detokenize
 model_list        the models of the fleet as OpenAI lists them
 sampling_options  the parameters that all kinds of generation share, and what they are called in a task
-chat_tools        tools as clients of chat/completions write them, as a task takes them
-conversation      messages as clients write them, as a task takes them
+conversation      messages and tools as clients write them, as a task takes them
 response_format   response_format and structured_outputs: the output's constraint
 logprobs          tokens with their log-probabilities, as OpenAI shows them
-answers           what all answers share: usage, finish reasons, errors, ids
+answers           what all answers share: usage, finish reasons, errors, ids; lists in pages
 """

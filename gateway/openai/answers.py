@@ -1,13 +1,13 @@
-"""What all answers share: usage, finish reasons, errors."""
+"""What all answers share: usage, finish reasons, errors; lists in pages, as OpenAI's clients turn them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import StreamEvent, encode
-from petiole.gateway.core.failures import Failure, of_end
+from petiole.gateway.core.failures import Failure, invalid, of_end
 from petiole.gateway.core.parts import CollectedOutput, OutputEnded, TokenCount
 from petiole.gateway.core.record import RequestRecord
 
@@ -113,3 +113,38 @@ def error_body(failure: Failure) -> dict[str, Any]:
 
 def error_event(failure: Failure) -> bytes:
     return b"data: %b\n\n" % encode(error_body(failure))
+
+
+MOST_LISTED, USUALLY_LISTED = 100, 20
+_MOST_DIGITS = 9
+
+
+def listed(
+    items: Sequence[Mapping[str, Any]],
+    query: Mapping[str, str],
+    order: str = "desc",
+    most: int = MOST_LISTED,
+    usual: int = USUALLY_LISTED,
+) -> dict[str, Any]:
+    """A page of these items, which are oldest first. `order`, `usual`: which end comes first, and how many there
+    are, unless the query says so; `most` it may ask for.
+    An empty page has empty ids, because OpenAI's description knows no null there. Raises `Failure`."""
+    limit, order = query.get("limit", str(usual)), query.get("order", order)
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS and 1 <= int(limit) <= most):
+        raise invalid("limit", f"limit: must be a number from 1 to {most}, got {limit[:64]!r}", "invalid_value")
+    if order not in ("asc", "desc"):
+        raise invalid("order", f"order: must be asc or desc, got {order[:64]!r}", "invalid_value")
+    rest = list(items) if order == "asc" else list(items)[::-1]
+    if after := query.get("after"):
+        places = [place for place, item in enumerate(rest) if item["id"] == after]
+        if not places:
+            raise invalid("after", f"after: no item has the id {after[:128]!r}", "invalid_value")
+        rest = rest[places[0] + 1 :]
+    page = rest[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(rest) > len(page),
+    }

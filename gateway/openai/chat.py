@@ -14,7 +14,7 @@ from petiole.gateway.core.foreign import spellings
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.requests import NONE, Images, given
 from petiole.gateway.core.task_plan import Plan, TaskCall
-from petiole.gateway.openai import chat_tools, conversation
+from petiole.gateway.openai import conversation
 from petiole.gateway.openai.answers import task_ids
 from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody, ThinkingBody
 from petiole.tasks.errors import InvalidRequest
@@ -82,10 +82,10 @@ class ChatCompletion(ThinkingBody):
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         options |= self.thinking(self.reasoning_effort, documents=self.documents)
-        if (offered := chat_tools.functions(self.tools or ())) and self.tool_choice != "none":
+        if (offered := conversation.functions(self.tools or ())) and self.tool_choice != "none":
             options["tools"] = offered
             if self.tool_choice not in (None, "auto"):
-                options["tool_choice"] = chat_tools.choice(self.tool_choice)
+                options["tool_choice"] = conversation.tool_choice(self.tool_choice)
             if self.parallel_tool_calls is False:
                 options["parallel_tool_calls"] = False
         elif self.tool_choice not in (None, "none", "auto"):
@@ -110,7 +110,7 @@ class ChatCompletion(ThinkingBody):
         )
 
     def skipped(self) -> list[str]:
-        return chat_tools.skipped(self.tools or ())
+        return conversation.skipped(self.tools or ())
 
     @property
     def _likeliest(self) -> int | None:
@@ -136,7 +136,7 @@ class ChatCompletion(ThinkingBody):
             "unthought": not self.include_reasoning,
             "metadata": self.metadata,
             "store": self.store,
-            "custom": chat_tools.custom(self.tools or ()),
+            "custom": conversation.custom_tools(self.tools or ()),
             "parts": True,
         }
         return given(known)

@@ -1,18 +1,21 @@
-"""Messages as OpenAI's clients write them, as a task takes them.
+"""Messages and tools as clients of chat/completions write them, as a task takes them. Pure.
 
 Most chat templates know no role `developer`: it becomes `system`. Images are data URLs, or http URLs whose images
-`serving.images` has fetched. All other keys of a message, such as tool calls, go to the template as they are."""
+`serving.images` has fetched. All other keys of a message, such as tool calls, go to the template as they are.
+
+A tool of type `custom` takes text (`foreign.text_tools`). Tools of other types, but functions, are skipped: no
+model here can call them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from petiole.contract.errors import shorten
 from petiole.contract.requests import images
+from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.gateway.core.requests import NONE, Images, image
-from petiole.gateway.openai import chat_tools
 from petiole.tasks.errors import InvalidRequest
 
 _LONGEST_ROLE = 64
@@ -53,7 +56,7 @@ def _message(field: str, message: dict[str, Any], fetched: Images, view: Mapping
         raise InvalidRequest(f"{field}.role", f"must be text of 1 to {_LONGEST_ROLE} characters", shorten(role))
     taken = {**message, "role": "system" if role == "developer" else role}
     if isinstance(calls := message.get("tool_calls"), list):
-        taken["tool_calls"] = [chat_tools.as_function_call(call) for call in calls]
+        taken["tool_calls"] = [as_function_call(call) for call in calls]
     content = message.get("content")
     if isinstance(content, list):
         taken["content"] = [_part(f"{field}.content[{k}]", part, fetched, view) for k, part in enumerate(content)]
@@ -103,3 +106,54 @@ def _said(field: str, part: object, view: Mapping[str, Any], *, video: bool) -> 
     more = {name: value for name, value in view.items() if video or name != "fps"} | images.said(part)
     images.View(**more).check(field, video=video)
     return more
+
+
+Tool = Mapping[str, Any]
+
+_CALLED = ("function", "custom")
+
+
+def functions(given: Sequence[Tool]) -> list[Any]:
+    """The tools of a task, which checks functions. Raises `InvalidRequest`."""
+    found: list[Any] = []
+    for place, tool in enumerate(given):
+        match tool:
+            case {"type": "custom", "custom": {"name": str(name)} as inner}:
+                made = text_tools.function(f"tools[{place}].custom", name, inner, place)
+                found.append({"type": "function", "function": made})
+            case {"type": "custom"}:
+                raise InvalidRequest(f"tools[{place}].custom", "must be an object with a name", shorten(tool))
+            case {"type": str(kind)} if kind not in _CALLED:
+                pass
+            case _:
+                found.append(tool)
+    return found
+
+
+def custom_tools(given: Sequence[Tool]) -> list[str]:
+    """The names of the tools that take text."""
+    return [tool["custom"]["name"] for tool in given if tool.get("type") == "custom"]
+
+
+def skipped(given: Sequence[Tool]) -> list[str]:
+    """The tools that no model here can call, by their types."""
+    return unknown.kinds("tools", given, _CALLED)
+
+
+def tool_choice(given: Any) -> Any:
+    """`tool_choice` as a task takes it, which checks it."""
+    match given:
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "allowed_tools": {"tools": [*allowed], **more}}:
+            return {**given, "allowed_tools": {**more, "tools": [tool_choice(tool) for tool in allowed]}}
+    return given
+
+
+def as_function_call(call: Any) -> Any:
+    """A call in a conversation, of a function in place of one that takes text."""
+    match call:
+        case {"type": "custom", "custom": {"name": str(name), "input": str(text)}, **more}:
+            function = {"name": name, "arguments": text_tools.arguments(text)}
+            return {**more, "type": "function", "function": function}
+    return call

@@ -14,7 +14,7 @@ from petiole.gateway.batches import files, jobs
 from petiole.gateway.batches.file_storage import place
 from petiole.gateway.batches.jobs import CreateBatch
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.openai.responses.listing import listed
+from petiole.gateway.openai.answers import listed
 from petiole.gateway.serving import request_body
 from petiole.gateway.serving.answering import json_answer
 from petiole.gateway.serving.sse import ClientGone

@@ -15,20 +15,20 @@ from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.streams import ClientStream
 from petiole.gateway.core.task_plan import Plan, TaskCall
-from petiole.gateway.openai.answers import DONE
+from petiole.gateway.openai.answers import DONE, listed
 from petiole.gateway.openai.responses import (
     compaction,
     conversation_store,
     conversations,
     items,
     resource,
+    store as kept,
     submitting,
     websocket,
 )
-from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import KIND, NAMES, Compact, CountInput, CreateResponse
 from petiole.gateway.openai.responses.view import ResponsesView, error_event
-from petiole.gateway.serving import generations, records, request_body, store as kept
+from petiole.gateway.serving import generations, records, request_body
 from petiole.gateway.serving.answering import accepted, after_of, checked, flag, json_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.generations import Generation

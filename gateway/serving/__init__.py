@@ -5,7 +5,6 @@ catalogue     the models of the fleet, by name
 records       records in Redis
 tokenization  tokens counted by a worker
 image_urls    images that a request names by URLs, fetched where that is allowed
-store         what is kept beside them: values as JSON, lists that grow
 answering     how a request is answered, now and later: what all interfaces share
 generations   a request on its way: submitted, accepted, followed to its end
 sse           a stream as server-sent events; clients that leave

@@ -1,4 +1,4 @@
-"""Reads the file of a video by PyAV, the binding of FFmpeg's libraries: the job of `preparation.video_files`.
+"""Reads the file of a video by PyAV, the binding of FFmpeg's libraries: the job of `preparation.videos`.
 
 A question is a line of JSON, and the file. The frames' answer is bytes, every other one JSON. The file imports
 nothing of Petiole."""

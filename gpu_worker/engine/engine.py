@@ -28,6 +28,7 @@ from petiole.gpu_worker.engine.statistics import imbalance, scheduler_stats
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.preparation.preparation import ConstraintCompiler, Preparer
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.runtime.interface import DRAFTED, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.kv_tier import open_files, open_tier
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
@@ -36,7 +37,6 @@ from petiole.gpu_worker.speculation import HeadProposer, NgramProposer, Proposer
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.threads.history import RememberingSequence
 from petiole.gpu_worker.threads.loop import EngineLoop
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 
 class Engine(Serving[EngineLoop]):

@@ -21,6 +21,7 @@ from petiole.gpu_worker.request import Constraint, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImageLimits, RequestImage, rotary_positions
 from petiole.gpu_worker.request.skills import Pictures
 from petiole.gpu_worker.runtime.device.opening import open_device
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     NO_UPDATES,
@@ -39,9 +40,10 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.scheduling.batching import encode_batch
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
-from petiole.gpu_worker.tracing import Tracer
 
 _NO_MEMORY = ("out of memory", "allocate memory")
+_PROMPT, _DECODES = 16, 3
+"""Tokens of the prompt, and decodes after it, of a warm-up."""
 """Texts in torch's RuntimeErrors for exhausted GPU and host memory."""
 
 
@@ -149,13 +151,13 @@ def memory_that_suffices() -> Iterator[None]:
         raise
 
 
-def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None:
+def warm_up(runtime: Runtime) -> None:
     """Run a prefill and some decodes in both slots, with log-probabilities and without. So one-time costs
     (kernels, buffers, caches) do not delay the first request. Raises ModelError if the logits are not numbers.
     Uses row 1 and the first pages: nobody uses them yet, and every request writes its pages before it reads them.
     Called on the thread that serves, because cuBLAS makes a handle for each thread at its first product."""
     limits = runtime.limits
-    n = min(prompt_tokens, limits.max_model_len - decodes, limits.positions_that_fit - decodes)
+    n = min(_PROMPT, limits.max_model_len - _DECODES, limits.positions_that_fit - _DECODES)
     if n < 1:
         return
     if limits.texts is not None:
@@ -164,7 +166,7 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
         return
     for logprobs in (0, None):
         sampling = SamplingParams(temperature=1.0, top_p=0.9, logprobs=logprobs)
-        _run(runtime, np.ones(n, np.int32), decodes, sampling)
+        _run(runtime, np.ones(n, np.int32), _DECODES, sampling)
     if limits.images is not None and limits.pictures is not None:
         _run_image(runtime, limits.images, limits.pictures)
     runtime.synchronize()

@@ -23,6 +23,7 @@ from petiole.gpu_worker.preparation.preparation import Preparer
 from petiole.gpu_worker.request import FinishReason, Request
 from petiole.gpu_worker.request.handle import Controller, Handle
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission
@@ -31,7 +32,6 @@ from petiole.gpu_worker.threads.detokenization import TextThread
 from petiole.gpu_worker.threads.fan_out import TextRun
 from petiole.gpu_worker.threads.inbox import CommandLoop
 from petiole.gpu_worker.threads.intake import PreparationThreads
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 Deliver = Callable[[list[Emission]], None]
 OnFatal = Callable[[BaseException], None]

@@ -24,7 +24,7 @@ from petiole.gpu_worker.exceptions import EngineClosed, HandedBack
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.scheduling.stopping import End, Finish
+from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.text import Tokenizer
 
 T = TypeVar("T")
@@ -81,15 +81,14 @@ class Serving(ABC, Generic[L]):
     ) -> None:
         self.shutdown(drain=error is None)
 
-    def shutdown(self, drain: bool = True, handback: bool = False) -> None:
+    def shutdown(self, drain: bool = True) -> None:
         """Stop accepting requests, end the open ones and stop the threads. Returns when all have stopped.
 
-        `drain` runs open requests to completion. Otherwise they end with HandedBack if `handback` is set, and are
-        cancelled if not. A second call does nothing.
+        `drain` runs open requests to completion. Otherwise they are cancelled. A second call does nothing.
         """
         if (texts := self._requests.close()) is None:
             return
-        end: End = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
+        end = Finish(FinishReason.CANCELLED)
         if texts:
             self._loop.post(self._loop.unpause)
         for output in texts:  # their runs submit texts until they end

@@ -22,6 +22,7 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import BannedState, Bans, ConstraintState, SkillConstraint, spellings
 from petiole.gpu_worker.constraints.calls import shortest
 from petiole.gpu_worker.exceptions import AdapterChanged, InvalidRequest, require
+from petiole.gpu_worker.preparation import lengths
 from petiole.gpu_worker.preparation.embeddings import TextInputs, TextRequests
 from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.prompts import PromptInputs, PromptReader, Reading, no_tokenizer
@@ -46,8 +47,6 @@ ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 PROMPT_END = 32
 """Tokens of a prompt's end that a reader of the output needs: it may leave a `<think>` open, say."""
-MOST_SCORES = 2**20
-"""Log-probabilities of a prompt: 49,932 tokens with the 20 likeliest of each."""
 MOST_COUNTED = 4_000_000
 """Tokens of a prompt that is only counted."""
 MOST_BANNED = 2**14
@@ -99,11 +98,13 @@ class Preparer:
         prompt = given.ids
         check_tokens(request.sampling, self.limits.vocab_size)
         request, bans = self._banning(request)
-        self._check_request(request, resumed.ids)
-        self._check_scores(request, given)
-        rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self._context(request, given))
+        lengths.check_output(request, len(resumed.ids), self.limits)
+        self._check_adapter(request)
+        lengths.check_scores(request, given, self.limits)
+        context = lengths.context_of(request, given, self.limits)
+        rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), context)
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
-        self._check_fits(len(prompt), rules)
+        lengths.check_fits(len(prompt), rules.max_output_tokens, self.limits)
         constraint, tokenizer = self._constraint(request, given, resumed, bans), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text and not request.pooled else None
         words = [token for token in prompt if token != IMAGE]
@@ -172,14 +173,9 @@ class Preparer:
 
     def _subject(self, request: Request) -> PromptInputs:
         subject = PromptReader(self.config, self.limits, self.tokenizer, self.eos_token_ids).of(request)
-        tokens, field, limit = subject.prompt.ids, subject.field, self.limits.max_model_len - 1
+        tokens, field = subject.prompt.ids, subject.field
         check_images(subject.prompt.images, subject.prompt.n_images, self.limits.images)
-        require(len(tokens) > 0, field, "must not be empty", "0 tokens")
-        most = f"must have at most {limit} tokens{' with its images' if subject.prompt.images else ''}"
-        require(len(tokens) <= limit, field, most, f"{len(tokens)} tokens")
-        most = f"must have at most {limit} positions, of which the time between frames takes more at a lower fps"
-        positions = len(tokens) + subject.prompt.skipped
-        require(positions <= limit, field, most, f"{positions} positions for {len(tokens)} tokens")
+        lengths.check_prompt(subject.prompt, field, self.limits)
         last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
         require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
         return subject
@@ -199,48 +195,10 @@ class Preparer:
         limits = self.limits
         return resumed_tokens(request.resume_token_ids, request.resume_bins, limits.vocab_size, limits.values)
 
-    def _check_request(self, request: Request, resumed: Sequence[int]) -> None:
-        limit, context = request.sampling.max_tokens, self.limits.max_model_len
-        most = context if limit == "rest" else limit
-        require(most <= context, "max_tokens", f"must be at most the model's context, {context}", limit)
-        require(len(resumed) <= most, "resume_token_ids", f"must have at most {most} tokens", len(resumed))
+    def _check_adapter(self, request: Request) -> None:
         if request.adapter is not None:
             slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
             require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
-
-    def _check_scores(self, request: Request, given: InputTokens) -> None:
-        """The log-probabilities of a prompt are kept until the request ends."""
-        top, n, delivered = request.sampling.prompt_logprobs, len(given.ids), request.resume_prompt_tokens
-        require(
-            0 <= delivered <= n, "resume_prompt_tokens", f"must be at most {n}, those of the prompt", delivered
-        )
-        if top is None:
-            return
-        plain = not given.images and self.limits.values is None and self.limits.texts is None
-        require(plain, "prompt_logprobs", "is only for prompts of text, of models that generate text", top)
-        limit = (
-            f"must give at most {MOST_SCORES} numbers in all, (prompt_logprobs + 1) for each token of the prompt"
-        )
-        require((top + 1) * n <= MOST_SCORES, "prompt_logprobs", limit, f"{top} for {n} tokens")
-
-    def _context(self, request: Request, given: InputTokens) -> int:
-        """The most tokens of prompt and output together. The rest of the context also ends where the KV cache
-        does, but for a prompt that leaves no room there, which is refused."""
-        longest = self.limits.max_model_len - given.skipped
-        if request.sampling.max_tokens != "rest":
-            return longest
-        held = self.limits.positions_that_fit + 1  # the last token of an output has no KV
-        return min(longest, max(held, len(given.ids) + 1))
-
-    def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
-        """Check that the request fits when it runs alone, with all pages to itself."""
-        if self.limits.whole_texts:
-            return
-        size, pages = self.limits.page_size, self.limits.n_pages - 1
-        needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
-        limit = f"must fit, with the prompt, into the KV cache: {pages} pages of {size} tokens"
-        what = f"{needed} pages for {n_prompt} prompt tokens and {rules.max_output_tokens} output tokens"
-        require(needed <= pages, "max_tokens", limit, what)
 
     def _banning(self, request: Request) -> tuple[Request, Bans | None]:
         """The request with its bad words of one token among the banned tokens, and the longer ones."""
@@ -302,7 +260,7 @@ class Preparer:
         if self.tokenizer is None or not value.get("calls"):
             return constraint
         limit = request.sampling.max_tokens
-        most = self._context(request, given) - len(given.ids) if limit == "rest" else limit
+        most = lengths.context_of(request, given, self.limits) - len(given.ids) if limit == "rest" else limit
         call = len(self.tokenizer.encode(shortest(value), add_special_tokens=False))
         require(most >= call, "max_tokens", f"must be at least {call}, the tokens of the shortest call", most)
         return self._with_budget(constraint, value, most, call)

@@ -18,10 +18,16 @@ from petiole.contract.requests.images import AS_IT_IS, IMAGE_PARTS, VIDEO_PARTS,
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.preparation import locating, truncation
+from petiole.gpu_worker.preparation import truncation
 from petiole.gpu_worker.preparation.images import request_image
 from petiole.gpu_worker.preparation.infill import infill
-from petiole.gpu_worker.preparation.skill_messages import ANSWERS, conversation_of, without_thought
+from petiole.gpu_worker.preparation.skills import (
+    ANSWERS,
+    FoundInText,
+    constraint_of,
+    conversation_of,
+    without_thought,
+)
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.preparation.videos import VideoInputs, VideoReader
 from petiole.gpu_worker.request import Request
@@ -196,10 +202,10 @@ class PromptReader:
         self._check_unconstrained(request)
         request = replace(
             request,
-            constraint=locating.constraint_of(call, whole),
+            constraint=constraint_of(call, whole),
             sampling=replace(request.sampling, max_tokens="rest"),
         )
-        reading = locating.FoundInText(call.name, whole, self._tokenizer(field))
+        reading = FoundInText(call.name, whole, self._tokenizer(field))
         return PromptInputs(request, prompt, field, reading, has_text=False)
 
     def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> PromptInputs:

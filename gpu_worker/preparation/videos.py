@@ -2,22 +2,30 @@
 
 A list's frames are files of pictures, all of one size. Of a file as many frames are taken as `fps` asks, at equal
 distances from the first to the last one, as transformers takes them. Its pixels are decoded only if a step needs
-those of one of its images, and then those of all are."""
+those of one of its images, and then those of all are.
+
+A child reads a file (`pip install 'petiole[video]'`), within limits of time and memory. Its packets are counted
+and one frame is decoded when the request is prepared. So most damage is known then."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field as given
 from functools import partial
+from importlib.util import find_spec
+from queue import LifoQueue
+from typing import Any
 
 import numpy as np
 
 from petiole.contract.requests.images import USUAL_FPS, View
 from petiole.contract.settings.engine import EngineConfig
-from petiole.gpu_worker.exceptions import require
-from petiole.gpu_worker.preparation import video_files
+from petiole.gpu_worker.children import Child, ChildEnded, _video
+from petiole.gpu_worker.children._video import CPU_S, MEMORY_BYTES, READABLE
+from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.preparation.images import checked_size, content_hash_of, decoded_of_size
 from petiole.gpu_worker.request.prepared_images import (
     ImageLayout,
@@ -27,6 +35,54 @@ from petiole.gpu_worker.request.prepared_images import (
     UInt8Array,
 )
 from petiole.gpu_worker.request.videos import Frames, Room, Videos
+
+CHILDREN = 2
+_children: LifoQueue[Child] = LifoQueue()
+for _ in range(CHILDREN):
+    _children.put(Child(_video.__file__))
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """n: frames; rate: how many there are to a second; coded, size: (width, height), before they are turned and
+    after."""
+
+    data: bytes
+    field: str
+    n: int
+    rate: float
+    coded: tuple[int, int]
+    size: tuple[int, int]
+
+    def pixels(self, numbers: Sequence[int], size: tuple[int, int], resample: int) -> UInt8Array:
+        """uint8 [frames, height, width, 3] of the frames of these ascending numbers. size: (width, height) to
+        which they are resized; resample: of Pillow. Raises InvalidRequest."""
+        wanted = {"numbers": list(numbers), "coded": self.coded, "size": self.size}
+        found = _asked(self.data, self.field, {**wanted, "to": size, "resample": resample})
+        return np.frombuffer(found, np.uint8).reshape(len(numbers), size[1], size[0], 3)
+
+
+def opened(data: bytes, field: str, most_pixels: int) -> Film:
+    """A file whose packets are counted, and whose first frame is decoded. Raises InvalidRequest."""
+    lacking = "must be a list of frames: this worker lacks petiole[video]"
+    require(find_spec("av") is not None, field, lacking, "a file")
+    found = _asked(data, field, {"most_pixels": most_pixels})
+    return Film(data, field, found["n"], found["rate"], tuple(found["coded"]), tuple(found["size"]))
+
+
+def _asked(data: bytes, field: str, question: dict[str, Any]) -> Any:
+    child = _children.get()
+    try:
+        found = child.ask(json.dumps(question).encode() + b"\n" + data)
+    except ChildEnded:
+        limit = f"{READABLE} within {CPU_S:g} s of processor time and {MEMORY_BYTES} bytes of memory"
+        raise InvalidRequest(field, limit, f"{len(data)} bytes that take more") from None
+    finally:
+        _children.put(child)
+    if isinstance(found, dict) and "refused" in found:
+        raise InvalidRequest(field, *found["refused"])
+    return found
+
 
 LEAST_FRAMES = 4
 """Of a file that has so many."""
@@ -71,7 +127,7 @@ class VideoReader:
         view.check(field, video=True)
         most = self.config.video_max_bytes
         require(0 < len(data) <= most, field, f"must have 1 to {most} bytes", f"{len(data)} bytes")
-        film = video_files.opened(data, field, self.config.image_max_pixels)
+        film = opened(data, field, self.config.image_max_pixels)
         self._check_length(film.n / film.rate, field)
         wanted = int(film.n / film.rate * (view.fps or USUAL_FPS))
         n = min(max(wanted, LEAST_FRAMES), self.config.video_frames, film.n)

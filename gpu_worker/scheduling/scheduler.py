@@ -29,6 +29,7 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.pooling import Pooled
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.runtime.interface import (
     OF_TOKENS,
     VALUES,
@@ -48,7 +49,6 @@ from petiole.gpu_worker.scheduling.planning.planner import Planner
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Extras, Generated, PromptScored, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
 

@@ -77,8 +77,9 @@ class Tokenizer:
         if (longest := max(map(len, vocab), default=0)) > MAX_PIECE:
             raise ModelError(f"tokenizer.json: tokens must have at most {MAX_PIECE} letters, got {longest}")
         self.special_token_ids = frozenset(v for v, token in added.items() if token.special)
-        eos = self._special_id("eos_token")
-        own_eos = frozenset() if eos is None else frozenset([eos])
+        eos = self.special_tokens.get("eos_token")
+        eos_id = None if eos is None else backend.token_to_id(eos)
+        own_eos = frozenset() if eos_id is None else frozenset([eos_id])
         self.eos_token_ids: frozenset[int] = own_eos if eos_token_ids is None else frozenset(eos_token_ids)
         self.chat_template = ChatTemplate(chat_templates or {}, self.special_tokens)
         framing = self.chat_template.framed_turns() if control_tokens is None else control_tokens
@@ -263,10 +264,6 @@ class Tokenizer:
         decoder = self.backend.decoder
         # A decoder pickles as its description in tokenizer.json, without the megabytes of the rest.
         return token_pieces(None if decoder is None else json.loads(decoder.__getstate__()), tokens)
-
-    def _special_id(self, role: str) -> int | None:
-        token = self.special_tokens.get(role)
-        return None if token is None else self.backend.token_to_id(token)
 
 
 @contextmanager

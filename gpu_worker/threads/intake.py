@@ -22,9 +22,9 @@ from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.preparation import Preparer
 from petiole.gpu_worker.preparation.prompts import names_a_video
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.threads.thread_pool import ThreadPool
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2
 VIDEO_THREADS = 2

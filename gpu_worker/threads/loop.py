@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 
 from petiole.gpu_worker.exceptions import EngineError
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.state import Emission, SequenceEnded
 from petiole.gpu_worker.threads.history import history_of
 from petiole.gpu_worker.threads.inbox import CommandLoop
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import REPORT_INTERVAL_S, WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import parse
 from petiole.tasks.submission.task import offered
 from petiole.tasks.wire.record import codec
 from petiole.testing import here, script

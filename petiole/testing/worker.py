@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from petiole.tasks.commands import demo
+from petiole.tasks.commands.demos import demo
 from petiole.testing import here
 
 

@@ -9,8 +9,7 @@ circuit_breaker  fails submissions at once while the broker is known to be away
 pools            connections and producers of this app alone, in each process
 redis_transport  what this app does as a client: messages of several callers in one round trip, confirmation by
                  replicas; control commands
-queues           where queues are declared and listed; quorum queues and delays on RabbitMQ
-amqp             how Celery makes messages
+amqp             how queues are declared and listed, and messages made; quorum queues and delays on RabbitMQ
 worker_side      the names of the worker's classes, as dotted strings
 stored_errors    the module name of stored errors, the same for every version; their class:
                  `worker.output.outcomes`

@@ -9,9 +9,8 @@ usage         `petiole usage`: what each tenant has used
 control       `petiole pause`, `resume`, `reload` and `drain`
 batch/        `petiole batch`: the rows of a file through the fleet
 conversation  `petiole chat`: a conversation in the terminal
-demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich
 gateway       `petiole serve`; `petiole up`, `petiole demo --http`: the gateway in front of workers of its own
 keys          `petiole keys`: make, list and revoke the keys of the gateway
-demos/        `petiole demo --vision` and `--search`
+demos/        `petiole demo`, and a worker with an embedded Redis for whoever starts one
 """

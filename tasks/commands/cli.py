@@ -54,6 +54,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `petiole settings | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -269,15 +270,15 @@ def run_demo(options: argparse.Namespace) -> int:
         from petiole.tasks.commands.demos import search
 
         return search.main()
-    from petiole.tasks.commands import demo
+    from petiole.tasks.commands.demos import streams
 
-    return demo.main(plain=options.plain)
+    return streams.main(plain=options.plain)
 
 
 def run_metrics(options: argparse.Namespace) -> int:
     try:
         from petiole.tasks.fleet import exporter
-        from petiole.tasks.fleet.aliases import ALIASES
+        from petiole.tasks.fleet.metrics import ALIASES
     except ImportError as error:
         print(f"petiole: metrics need 'petiole[metrics]': {error}", file=sys.stderr)
         return 1

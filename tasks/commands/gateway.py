@@ -22,7 +22,7 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import NamedTuple
 
-from petiole.tasks.commands import demo
+from petiole.tasks.commands.demos import demo
 from petiole.tasks.errors import PetioleError
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
@@ -55,19 +55,11 @@ def serve(host: str | None, port: int | None) -> int:
 def show() -> int:
     """An embedded Redis, a worker on petiole-tiny and a gateway, until stopped."""
     program = gateway_program()
-    os.environ.update(demo.environment())
-    settings.cache_clear()
+    demo.settle("petiole-tiny")
     program.check_address(None, None)
-    try:
-        print("Starting Redis, a worker and a gateway ...", flush=True)
-        with demo.worker():
-            code: int = program.run(None, None, EXAMPLE)
-            return code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    finally:
-        embedded.release()
+    with demo.running("petiole-tiny"):
+        code: int = program.run(None, None, EXAMPLE)
+        return code
 
 
 def gateway_program() -> ModuleType:
@@ -165,9 +157,6 @@ def up(models: Sequence[str], host: str | None, port: int | None) -> int:
             for keeper in keepers:
                 keeper.join()
             return code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     finally:
         embedded.release()
 

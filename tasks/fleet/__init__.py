@@ -1,10 +1,9 @@
 """Watching and steering a fleet of workers, from any process that reaches its Redis.
 
-aliases       some of the exporter's figures under the names of vLLM and of OpenTelemetry
 control       a task's state, cancel; pause, resume, reload, drain: for applications, readers, the command line and
               workers
 exporter      `petiole metrics`: reports and queue lengths for Prometheus
-metrics       the metrics that `reports` declares, for the exporter and its aliases
+metrics       the metrics that `reports` declares, for the exporter; vLLM's and OpenTelemetry's names for some
 markers       whether a process looks for results where workers store them: for a submission, callers that wait and
               the command line
 repair/       what is wrong, and what to do: with the fleet, with a task, with messages that were put aside

@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from petiole.tasks.fleet import queues, reports, restarts, usage
-from petiole.tasks.fleet.aliases import Alias
-from petiole.tasks.fleet.metrics import buckets, declared
+from petiole.tasks.fleet.metrics import Alias, buckets, declared
 from petiole.tasks.fleet.repair import probes
 from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
@@ -36,7 +35,7 @@ MOST_TENANTS = 500
 
 
 class FleetCollector(Collector):
-    """Collects all metrics at each scrape. `aliases`: some of them also under these names (`fleet.aliases`)."""
+    """Collects all metrics at each scrape. `aliases`: some of them also under these names (`fleet.metrics`)."""
 
     def __init__(self, aliases: Iterable[Alias] = ()) -> None:
         self._aliases = tuple(aliases)

@@ -88,14 +88,14 @@ def known_queues() -> list[str]:
     return sorted(taken.union(served, _configured()))
 
 
-async def aqueue_length(queue: str | None = None, app: Celery = celery_app) -> int:
+async def aqueue_length(queue: str | None = None) -> int:
     """Messages that wait in a queue, by default Petiole's, of all priorities. On Redis it needs no thread, and no
     connection beside those of the event loop. On RabbitMQ a thread asks."""
     name = queue or settings().queue
     if scheme(settings().broker_url) in RABBITMQ:
-        found = await LOOKUPS.run(queue_lengths, app, [name])
+        found = await LOOKUPS.run(queue_lengths, celery_app, [name])
         return sum(length for (of, _), length in found.items() if of == name)
-    options = app.conf.broker_transport_options
+    options = celery_app.conf.broker_transport_options
     prefix, separator = options.get("global_keyprefix", ""), options.get("sep", RedisChannel.sep)
     async with connections.async_broker().pipeline(transaction=False) as pipe:
         for priority in options.get("priority_steps", RedisChannel.priority_steps):

@@ -3,10 +3,9 @@
 The worker parses once, for the stored result. Readers of a stream and gateways parse its deltas. All get the same,
 however the text was split. Pure: no tokenizer, no input, no output, and nothing but the standard library.
 
-    detection            which format a checkpoint has
     message              a whole output as a message; ids of calls
     writing              how families write calls, for whoever enforces them
-    formats              the formats of families of models, by name
+    formats              the formats of families of models, by name; which one a checkpoint has
     parser               the parser: text in, events out
     template             a template, checked and compiled
     tool_calls           parses what stands between the marks of a call: JSON, or Python's calls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from petiole.contract.results.task_result import StreamDelta, ToolCall
-from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing import formats, message
 from petiole.tasks.output_parsing.parser import (
     ArgumentsDelta,
     CallStarted,
@@ -24,7 +24,7 @@ class StreamPresentation:
     def show(self, delta: StreamDelta) -> StreamDelta:
         """The same delta with `content`, `reasoning` and `tool_calls`."""
         if (prepared := delta.prepared) is not None:
-            format = detection.named(prepared.format)
+            format = formats.named(prepared.format)
             if format is not None:
                 self._parser = Parser(
                     format.template, prompt_end=prepared.prompt_end, tools=prepared.tool_types or None

@@ -12,7 +12,7 @@ task               what `delay`, `apply_async` and `stream` do: check, route, se
 message_templates  messages without Celery's work for each, for `delay`, `adelay` and the gateway
 bundles            such messages on their way: those that wait together are sent together
 counting           `count`: its queue, its result
-model              the option `model`: from a model's name to its queue
 signatures         `generate.s(...)`: it carries its queue, for workers of another app
-parsing            turns a message's arguments, and the result of the previous task in a chain, into a request
+options            the options apart: the request's and the submission's; the queue of a model, the key of
+                   affinity; a message's arguments, and the result of the previous task in a chain, as a request
 """

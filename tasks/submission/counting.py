@@ -22,9 +22,9 @@ from petiole.tasks.errors import GenerationFailed, InvalidRequest
 from petiole.tasks.fleet import availability
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams.readers import AsyncGeneration
-from petiole.tasks.submission import model
+from petiole.tasks.submission.options import choose_model
 from petiole.tasks.submission.task import SubmittedTask
-from petiole.tasks.wire.messages.headers import check_submission
+from petiole.tasks.wire.headers import check_submission
 
 _NOT_OF_A_COUNT = {
     **dict.fromkeys(("eta", "countdown"), "a count is answered at once"),
@@ -98,7 +98,7 @@ class CountTask(SubmittedTask):
 
     def _for_model(self, request: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
         """A count has no adapter."""
-        model.choose(self.app, {}, options)
+        choose_model(self.app, {}, options)
         return request
 
     def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:

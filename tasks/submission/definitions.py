@@ -1,7 +1,7 @@
 """The tasks: `generate` continues a prompt, `chat` answers a conversation; `embed`, `rerank`, `score` and
 `classify` are for models of texts; the others ask a vision model.
 
-Their bodies do not generate. The worker's pool parses a task's arguments with `parsing.parse` and submits the
+Their bodies do not generate. The worker's pool parses a task's arguments with `options.parse` and submits the
 request to the engine. When the result is ready, it runs Celery's own trace function, and the body returns that
 result. So states, links, chords, retries and events are Celery's code, and many tasks share one model.
 """

@@ -40,8 +40,8 @@ from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
 from petiole.tasks.settings import settings
 from petiole.tasks.traces import carried, spans
+from petiole.tasks.wire.headers import KNOWN
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
-from petiole.tasks.wire.messages.headers import KNOWN
 
 MOST_KEPT = 1000
 LARGE = 2**16
@@ -245,7 +245,7 @@ class MessageTemplates:
             longest_shown=(
                 app.amqp.kwargsrepr_maxsize,
                 app.conf.get("task_repr_maxlevels", 3),
-            ),  # since Celery 5.7
+            ),  # 3 until Celery 5.7
             tag=uuid(),
             numbers=count(),
         )

@@ -31,8 +31,8 @@ from petiole.contract.requests.generation import in_json
 from petiole.tasks.app import interop
 from petiole.tasks.app.application import App
 from petiole.tasks.settings import PREFIX, Settings, parse_weights
-from petiole.tasks.submission import model
-from petiole.tasks.wire.messages.headers import TENANT
+from petiole.tasks.submission.options import choose_model
+from petiole.tasks.wire.headers import TENANT
 
 
 class OwnQueue(str):
@@ -81,7 +81,7 @@ class GenerationSignature(Signature):  # type: ignore[misc]
         if "model" in self.options:
             if isinstance(self.options.get("queue"), OwnQueue):
                 del self.options["queue"]
-            self["kwargs"] = dict(model.choose(self._app, self.kwargs, self.options))
+            self["kwargs"] = dict(choose_model(self._app, self.kwargs, self.options))
         self._carry(_routed)
         result = super().freeze(*args, **options)
         result.submitted_to = self.options.get("queue")

@@ -31,15 +31,13 @@ from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
-from petiole.tasks.submission import model
 from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker, send
 from petiole.tasks.submission.message_templates import OPTIONS, MessageTemplates
-from petiole.tasks.submission.parsing import apart, parse
+from petiole.tasks.submission.options import affinity_headers, apart, choose_model, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.traces import carried, spans
+from petiole.tasks.wire.headers import check_submission
 from petiole.tasks.wire.keys import SENT_HEADER
-from petiole.tasks.wire.messages import affinity
-from petiole.tasks.wire.messages.headers import check_submission
 
 if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
@@ -165,8 +163,8 @@ class SubmittedTask(Task):  # type: ignore[misc]
         return submitted
 
     def _for_model(self, request: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
-        """`model.choose`."""
-        return model.choose(self.app, request, options)
+        """The option `model`, out of the options."""
+        return choose_model(self.app, request, options)
 
 
 class GenerationTask(SubmittedTask):
@@ -179,7 +177,7 @@ class GenerationTask(SubmittedTask):
     abstract = True
 
     def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
-        return affinity.headers(parse(self.name, args, kwargs))
+        return affinity_headers(parse(self.name, args, kwargs))
 
     def apply_async(
         self,
@@ -202,7 +200,7 @@ class GenerationTask(SubmittedTask):
         interop.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
-        kwargs = model.choose(self.app, kwargs, options)
+        kwargs = choose_model(self.app, kwargs, options)
         if "group_id" in options:  # the producer is that of the group's first task, perhaps of another app
             options.pop("producer", None)
         sent_on = "parent_id" in options or isinstance(runs_here, GenerationTask)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from petiole.tasks.wire.messages.headers import TRACEPARENT, TRACESTATE
+from petiole.tasks.wire.headers import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext

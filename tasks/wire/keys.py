@@ -14,7 +14,7 @@ scripts get the names as arguments.
                         `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `TENANT_HEADER`, `HELD_HEADER`, `TRACEPARENT_HEADER`,
-                        `TRACESTATE_HEADER`, `NAME_PROPERTY`; the rules of headers: `messages.headers`
+                        `TRACESTATE_HEADER`, `NAME_PROPERTY`; the rules of headers: `wire.headers`
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import redis
 from hiredis import pack_command
 
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.wire.headers import ID_BYTES
 from petiole.tasks.wire.keys import AFFINITY_HEADER
-from petiole.tasks.wire.messages.headers import ID_BYTES
 from petiole.tasks.wire.record import scripts as record_scripts
 
 

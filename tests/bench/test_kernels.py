@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.wheelhouse.collecting import is_used
-from bench.wheelhouse.kernels import EQUAL_STRIDES, cuda_home, take, unpacked
+from bench.gpu.wheelhouse.collecting import is_used
+from bench.gpu.wheelhouse.kernels import EQUAL_STRIDES, cuda_home, take, unpacked
 
 
 def archive(path: Path, **modules: bytes) -> Path:

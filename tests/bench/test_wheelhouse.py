@@ -8,7 +8,7 @@ import re
 import pytest
 from packaging.requirements import Requirement
 
-from bench.wheelhouse.collecting import PACKAGES
+from bench.gpu.wheelhouse.collecting import PACKAGES
 
 GIVEN = {"torch", "numpy", "setuptools", "packaging", "typing-extensions"}
 """Of the machine: a CUDA build of torch, and what every installation of Python or torch has."""

@@ -11,7 +11,7 @@ from celery.result import AsyncResult
 
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.wire.keys import stream_keys
-from petiole.tasks.worker.foreign_tasks import THREADS
+from petiole.tasks.worker.pool.foreign_tasks import THREADS
 from tests.support.fake_engine import expected
 from tests.support.site import Site, eventually
 

@@ -9,7 +9,7 @@ import pytest
 
 from petiole.contract.requests.generation import ChatRequest
 from petiole.contract.requests.validation import validate
-from petiole.tasks.wire.messages.affinity import key
+from petiole.tasks.submission.options import affinity_key as key
 from tests.support.site import Site, Worker, eventually
 
 TURNS = 6

@@ -165,7 +165,7 @@ GATEWAY = """
 import asyncio
 from petiole.gateway.core.caller import Caller, as_caller
 from petiole.gateway.openai.responses import conversation_store
-from petiole.gateway.serving import store
+from petiole.gateway.openai.responses import store
 from petiole.tasks.fleet import loaded_adapters
 from petiole.tasks.fleet.loaded_adapters import LoadedAdapter
 

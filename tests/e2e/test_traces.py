@@ -18,7 +18,7 @@ import pytest
 
 from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.wire.keys import TRACEPARENT_HEADER, stream_keys
-from petiole.tasks.wire.record.attempts import of_state
+from petiole.tasks.wire.record.codec import begun_attempts
 from tests.support.collector import Collector, Span
 from tests.support.fake_engine import expected
 from tests.support.gateway import Gateway
@@ -92,7 +92,7 @@ def test_a_killed_worker_is_in_the_trace_between_the_attempts(site: Site, collec
     times = [spans[name].start for name in CHILDREN]
     assert times == sorted(times)
     assert PROMPT.encode() not in collector.bytes
-    begun = of_state(site.redis.hgetall(stream_keys(app.task_id).state))
+    begun = begun_attempts(site.redis.hgetall(stream_keys(app.task_id).state))
     assert [(one.number, one.why) for one in begun] == [(1, "new"), (2, "died")]
 
 

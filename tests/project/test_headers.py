@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from petiole.tasks.wire import keys
-from petiole.tasks.wire.messages.headers import KNOWN, OWN
+from petiole.tasks.wire.headers import KNOWN, OWN
 from tests.project.test_structure import MODULES
 
 ELSEWHERE = {
@@ -70,7 +70,7 @@ def reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("name", READERS)
 def test_a_header_is_read_by_its_rule(name: str) -> None:
     found = [read for read in reads(ast.parse(MODULES[name].read_text())) if read[1] not in NOT_HEADERS]
-    assert found == [], f"{MODULES[name]}: read headers with a `Header` of `tasks.messages.headers`"
+    assert found == [], f"{MODULES[name]}: read headers with a `Header` of `tasks.wire.headers`"
 
 
 def test_the_check_finds_what_it_looks_for() -> None:

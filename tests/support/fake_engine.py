@@ -197,7 +197,7 @@ class FakeEngine:
 
         return load
 
-    def shutdown(self, drain: bool = True, handback: bool = False) -> None:
+    def shutdown(self, drain: bool = True) -> None:
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -18,7 +18,7 @@ from kombu import message as kombu
 from kombu.transport import redis, virtual
 
 from petiole.contract.tasks import COUNT
-from petiole.tasks.worker.broker.gate.messages import BrokerMessage, RedisMessage
+from petiole.tasks.worker.broker.gate.bodies import BrokerMessage, RedisMessage
 from tests.support import reading
 
 SIGNATURE = {

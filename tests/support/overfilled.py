@@ -127,7 +127,7 @@ def message() -> Iterator[Case]:
     from petiole.contract.requests.count import CountRequest
     from petiole.contract.requests.validation import validate
     from petiole.contract.tasks import TASKS
-    from petiole.tasks.submission.parsing import parse
+    from petiole.tasks.submission.options import parse
     from petiole.tasks.worker.broker import gate
     from tests.support import hostile
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import petiole.tasks.worker
 from petiole.contract.requests.count import CountRequest
 from petiole.contract.tasks import TASKS
-from petiole.tasks.wire.messages.headers import KNOWN, OWN, RESERVED
+from petiole.tasks.wire.headers import KNOWN, OWN, RESERVED
 from petiole.tasks.worker.broker.gate import task_message as gate
 
 READERS = (

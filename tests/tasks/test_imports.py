@@ -32,7 +32,7 @@ NOT_THE_PRODUCERS = (
         "petiole.tasks.submission.task",
         "petiole.tasks.app.configuration",
         "petiole.tasks.commands.cli",
-        "petiole.tasks.commands.demo",
+        "petiole.tasks.commands.demos.demo",
         "petiole.tasks.servers.embedded",
         "petiole.tasks.fleet.control",
         "petiole.tasks.wire.record.scripts",

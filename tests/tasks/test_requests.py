@@ -16,7 +16,7 @@ from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.text import chat as chat_templates
 from petiole.tasks import InvalidRequest, chat, errors, generate
 from petiole.tasks.app.application import make_app
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import parse
 from petiole.tasks.worker.generation.engine_requests import engine_request
 
 

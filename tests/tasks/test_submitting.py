@@ -25,7 +25,7 @@ from petiole.tasks.app.backend import RedisBackend
 from petiole.tasks.app.configuration import PUBLISH_RETRY_POLICY
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import parse
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER
 from petiole.tasks.worker.broker.gate import bodies

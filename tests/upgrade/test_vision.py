@@ -13,9 +13,8 @@ from celery.result import AsyncResult
 from petiole.contract.requests import images
 from petiole.contract.results.task_result import GenerationResult, StreamDelta
 from petiole.gpu_worker.models.checkpoint.identity import fingerprint
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import affinity_key, parse
 from petiole.tasks.wire.keys import AFFINITY_HEADER, image_key
-from petiole.tasks.wire.messages import affinity
 from petiole.tasks.wire.record.codec import LoggedOutput
 from tests.support.site import Site, eventually
 from tests.upgrade import pictures
@@ -56,12 +55,12 @@ def test_options_of_skills_are_read() -> None:
     for task, options in OPTIONS.items():
         request = parse(task, [], options)
         assert {name: getattr(request, name) for name in options} == options
-        assert affinity.key(request) is not None
+        assert affinity_key(request) is not None
 
 
 def test_an_image_in_a_message_is_base64() -> None:
     options = {"image": base64.b64encode(DATA).decode(), "question": "What?"}
-    assert affinity.key(parse("tasks.query", [], options)) == affinity.key(
+    assert affinity_key(parse("tasks.query", [], options)) == affinity_key(
         parse("tasks.query", [], {**options, "image": HANDLE})
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from petiole.gpu_worker.preparation.skill_messages import conversation_of
+from petiole.gpu_worker.preparation.skills import conversation_of
 from petiole.gpu_worker.request.skills import SkillCall
 from training.vision.pictures import COLORS, KINDS, Question, Shape
 

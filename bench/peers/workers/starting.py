@@ -61,7 +61,7 @@ def worker(settings: dict[str, str], *options: str) -> Iterator[Any]:
 
 @contextmanager
 def process(module: list[str], settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    from petiole.tasks.commands.demo import python_path
+    from petiole.tasks.commands.demos.demo import python_path
 
     started = subprocess.Popen(
         [sys.executable, "-m", *module],

@@ -15,5 +15,5 @@ resource            the answer as an object
 tools               tools as clients write them, and as a task takes them
 items               items as clients write them, as they are kept, and as messages of a task
 compaction          a dialogue made short
-listing             lists in pages
+store               values as JSON and lists that grow, in Redis: what all of these keep
 """

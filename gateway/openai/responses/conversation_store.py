@@ -21,10 +21,10 @@ from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.parts import CollectedOutput
 from petiole.gateway.core.record import RequestRecord
-from petiole.gateway.openai.responses import resource
+from petiole.gateway.openai.responses import resource, store
 from petiole.gateway.openai.responses.items import Item, remembered, response_of
 from petiole.gateway.openai.responses.request import KIND, PREFIX, History
-from petiole.gateway.serving import generations, records, store
+from petiole.gateway.serving import generations, records
 from petiole.tasks.settings import settings
 
 logger = logging.getLogger("petiole.gateway.conversations")
@@ -143,7 +143,7 @@ async def read(names: Sequence[str]) -> list[Turn]:
     return turns
 
 
-def items_of(turns: Iterable[Turn], deleted: Container[str] = ()) -> list[Item]:
+def items_of(turns: Iterable[Turn], deleted: Container[str]) -> list[Item]:
     """The items of these turns, in order."""
     said = [item for turn in turns for item in (*turn.told, *turn.answered.get("output", ()))]
     return [item for item in said if item["id"] not in deleted]

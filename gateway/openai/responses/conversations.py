@@ -16,10 +16,10 @@ from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.requests import Metadata, RequestBody
-from petiole.gateway.openai.responses import conversation_store, items
+from petiole.gateway.openai.answers import listed
+from petiole.gateway.openai.responses import conversation_store, items, store
 from petiole.gateway.openai.responses.items import Item
-from petiole.gateway.openai.responses.listing import listed
-from petiole.gateway.serving import records, request_body, store
+from petiole.gateway.serving import records, request_body
 from petiole.gateway.serving.answering import checked, fetched, json_answer, new_id
 from petiole.tasks.settings import settings
 

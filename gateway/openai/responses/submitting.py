@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.openai.responses import conversation_store, items
+from petiole.gateway.openai.responses import conversation_store, items, store
 from petiole.gateway.openai.responses.items import Item
 from petiole.gateway.openai.responses.request import KIND, NAMES, PREFIX, CreateResponse, History, ItemsBody, Times
-from petiole.gateway.serving import generations, store
+from petiole.gateway.serving import generations
 from petiole.gateway.serving.answering import checked, fetched, new_id
 from petiole.gateway.serving.auth import idempotency
 from petiole.gateway.serving.catalogue import catalogue

@@ -6,5 +6,4 @@ dispatcher    looks at what is watched, and sends what is due: one in each gatew
 budget_watch  looks at what tenants have used of their budgets
 queue         watched responses and notices in Redis. What ends in another way calls its `notify`
 receivers     where each tenant's notices go
-http          one try: a POST to an address that was checked
 """

@@ -7,21 +7,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
+import h11
 import msgspec
 import redis
 
 from petiole.gateway.core.caller import Caller, as_caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.webhook_events import Notice, Webhook, signed
-from petiole.gateway.serving.webhooks import http, queue, receivers
+from petiole.gateway.serving.egress import answered, inner, networks_of, public
+from petiole.gateway.serving.webhooks import queue, receivers
 from petiole.gateway.serving.webhooks.budget_watch import LOOK_S, BudgetWatch
+from petiole.tasks.settings import settings
 
 logger = logging.getLogger("petiole.gateway.webhooks")
 
-POLL_S, OUTAGE_S = 1.0, 5.0
+POLL_S, OUTAGE_S, WAIT_S = 1.0, 5.0, 10.0
 MOST_LOOKS = 100
 MOST_TENANTS = 32
 """Told at a time, by one gateway."""
@@ -32,6 +35,31 @@ ROUNDS = 50
 EndedAs = Callable[[str], Awaitable[str | None]]
 """How the caller's response of this name has ended, such as `response.completed`; None: it runs. Raises
 `Failure`."""
+
+
+class NotTaken(Exception):  # noqa: N818
+    """The server has not taken it. The message says why, and nothing of the URL, which may have a secret."""
+
+
+async def post(url: str, headers: Mapping[str, str], body: bytes) -> None:
+    """One try: a POST to the address that was checked, within `WAIT_S` in all. Only the answer's status is read.
+    Raises `NotTaken`."""
+    networks = networks_of(settings().gateway_webhook_networks)
+
+    def check(address: str, secure: bool) -> None:
+        if not (inner(address, networks) or (secure and public(address))):
+            raise NotTaken("its address is not public" if secure else "only inner networks are told without TLS")
+
+    told = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    try:
+        async with asyncio.timeout(WAIT_S):
+            status, _ = await answered("POST", url, told, body, check)
+    except TimeoutError:
+        raise NotTaken(f"no answer within {WAIT_S:g} s") from None
+    except (OSError, ValueError, h11.RemoteProtocolError) as error:
+        raise NotTaken(type(error).__name__) from None
+    if not 200 <= status < 300:
+        raise NotTaken(f"status {status}")
 
 
 class WebhookDispatcher:
@@ -102,8 +130,8 @@ class WebhookDispatcher:
             return True
         now, body, name = time.time(), notice.body_for(tenant), notice.id_for(tenant)
         try:
-            await http.post(webhook.url, signed(webhook, name, body, int(now)), body)
-        except http.NotTaken as why:
+            await post(webhook.url, signed(webhook, name, body, int(now)), body)
+        except NotTaken as why:
             age_s, host = now - notice.at, urlsplit(webhook.url).hostname
             if age_s > queue.TRIED_FOR_S:
                 outcome, then = "dropped", "given up"

@@ -18,7 +18,7 @@ SHIPPED = {
     "petiole-tiny": "petiole_tiny",
     "petiole-tiny-embed": "petiole_tiny/embed",
     "petiole-tiny-tools": "petiole_tiny/tools",
-    "petiole-tiny-vision": "petiole_tiny_vision",
+    "petiole-tiny-vision": "petiole_tiny/vision",
 }
 """Their folders in `gpu_worker/models`, by their names."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]

@@ -4,9 +4,8 @@ Each line may import what stands below it.
 reading         from a checkpoint to a decoder with eyes
 tower_weights   a tower's weights, and the names of its tensors
 seeing          a decoder with eyes, of any family
-tower           from pixels to the inputs of the decoder of text
+tower           from pixels to the inputs of the decoder of text; what is learnt of patches' places
 joining         the patches of a block as one position
-positions       what is learnt of patches' places
 frames          of videos: as pictures, with text between them; no torch
 gemma_pictures  Gemma's pictures; no torch
 row_pictures    Mistral's pictures; no torch

@@ -17,8 +17,7 @@ from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.joining import Average, Joining, Merger, Shuffle
-from petiole.gpu_worker.models.vision.positions import AxisTables, BentTable, NearestTable, Positions
-from petiole.gpu_worker.models.vision.tower import Tower
+from petiole.gpu_worker.models.vision.tower import AxisTables, BentTable, NearestTable, Positions, Tower
 from petiole.gpu_worker.models.weights.copying import TensorSource, read_linear, read_tensor
 from petiole.gpu_worker.models.weights.linear import ClippedLinear, DenseLinear, JoinedLinear, Linear
 from petiole.gpu_worker.models.weights.names import Names, StoredLinear

@@ -6,4 +6,5 @@ cuda      CUDA's streams and events
 opening   opens the device that the configuration names
 slots     the two slots: what the next step must not overwrite
 transfer  copies of a step's outputs to the host
+tracing   timelines of host and device, as Chrome shows them
 """

@@ -29,9 +29,9 @@ from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
 from petiole.contract.errors import InvalidRequest
 from petiole.contract.settings.engine import SWITCHES, EngineConfig, switch
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
 

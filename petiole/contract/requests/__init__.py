@@ -2,7 +2,7 @@
 
 From `delay` to the engine a request passes four checks, and each alone checks something:
 
-1. Submission: `messages.headers.check_submission` checks Celery's options, such as `countdown`;
+1. Submission: `wire.headers.check_submission` checks Celery's options, such as `countdown`;
    `validation.validate` checks the task's options, so that the caller learns at once what is wrong.
 2. Gate (`worker/broker/gate`): checks that the message is well-formed, so that nothing in it ends a worker.
 3. Intake: `validation.validate` again, because a message may come from another version, from `send_task` or from

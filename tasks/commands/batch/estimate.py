@@ -9,7 +9,7 @@ from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.rows.sources import Row, Source
-from petiole.tasks.submission.parsing import apart, parse
+from petiole.tasks.submission.options import apart, parse
 
 SHOWN = 5
 SMALLEST_SAMPLE = 64

@@ -1,5 +1,7 @@
-"""`petiole demo` with a model of another kind. Called by `cli`.
+"""`petiole demo`. Called by `cli`.
 
-search  `--search`: passages found by what they mean
-vision  `--vision`: questions about a picture, and the picture with the answers drawn in
+streams  eight streams at once
+search   `--search`: passages found by what they mean
+vision   `--vision`: questions about a picture, and the picture with the answers drawn in
+demo     what all share: an embedded Redis and a worker
 """

@@ -5,16 +5,11 @@ The small model may be wrong, so the end says how many questions have found thei
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from typing import Any
 
 from petiole.contract.results.vectors import Vectors
-from petiole.tasks.commands.demo import DELTA_TIMEOUT_S, environment, worker
+from petiole.tasks.commands.demos.demo import DELTA_TIMEOUT_S, running
 from petiole.tasks.commands.terminal import print_table
-from petiole.tasks.servers import embedded
-from petiole.tasks.settings import settings
 from petiole.tasks.submission.definitions import embed
 
 PASSAGES = (
@@ -40,19 +35,8 @@ ASKED = (
 
 def main() -> int:
     """Returns 0 if every question has an answer."""
-    began = time.monotonic()
-    os.environ.update({**environment(), "PETIOLE_MODEL": "petiole-tiny-embed"})
-    settings.cache_clear()
-    try:
-        print("Starting Redis and a worker with petiole-tiny-embed ...", flush=True)
-        with worker("search"):
-            print(f"Ready after {time.monotonic() - began:.1f} s.", flush=True)
-            return search()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    finally:
-        embedded.release()
+    with running("petiole-tiny-embed"):
+        return search()
 
 
 def search() -> int:

@@ -7,10 +7,8 @@ shown beside the truth, and the end says how many are right.
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import sys
 import time
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,10 +17,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from petiole.tasks.commands.demo import DELTA_TIMEOUT_S, environment, worker
+from petiole.tasks.commands.demos.demo import DELTA_TIMEOUT_S, running
 from petiole.tasks.commands.terminal import print_table
-from petiole.tasks.servers import embedded
-from petiole.tasks.settings import settings
 from petiole.tasks.submission.definitions import caption, detect, point, query
 from petiole.tasks.submission.put_image import put_image
 
@@ -100,19 +96,8 @@ def annotated(picture: Image.Image, points: list[Any], boxes: list[Any]) -> Imag
 
 def main(path: Path, seed: int | None = None) -> int:
     """Returns 0 if every task has an answer."""
-    began = time.monotonic()
-    os.environ.update({**environment(), "PETIOLE_MODEL": "petiole-tiny-vision"})
-    settings.cache_clear()
-    try:
-        print("Starting Redis and a worker with petiole-tiny-vision ...", flush=True)
-        with worker("vision"):
-            print(f"Ready after {time.monotonic() - began:.1f} s.", flush=True)
-            return ask(path, shapes_of(int(time.time()) if seed is None else seed))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    finally:
-        embedded.release()
+    with running("petiole-tiny-vision"):
+        return ask(path, shapes_of(int(time.time()) if seed is None else seed))
 
 
 def ask(path: Path, shapes: list[DrawnShape]) -> int:

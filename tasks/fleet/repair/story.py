@@ -13,8 +13,7 @@ from petiole.tasks.fleet import control
 from petiole.tasks.fleet.repair import quarantined
 from petiole.tasks.servers import connections
 from petiole.tasks.wire.keys import stream_keys
-from petiole.tasks.wire.record.attempts import BegunAttempt, of_state
-from petiole.tasks.wire.record.codec import LoggedOutput
+from petiole.tasks.wire.record.codec import BegunAttempt, LoggedOutput, begun_attempts
 
 
 class Attempt(NamedTuple):
@@ -68,7 +67,7 @@ def of(task_id: str) -> Story:
         aside = [one.reason for one in quarantined.listed() if one.task_id == task_id]
         if aside:
             facts["put_aside"] = aside[0]
-    return Story(task_id, control.state_of(task_id), _attempts(of_state(state), state, end), facts)
+    return Story(task_id, control.state_of(task_id), _attempts(begun_attempts(state), state, end), facts)
 
 
 def _end(state: dict[bytes, bytes]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def batch(
 
     Raises `InvalidRequest`, and `BatchError` where an output is of another batch. See docs/batch.md."""
     from petiole.tasks.errors import InvalidRequest
-    from petiole.tasks.submission.parsing import apart
+    from petiole.tasks.submission.options import apart
 
     try:
         request, submission = apart(frames.plain(options))

@@ -1,4 +1,4 @@
-"""Deltas and ends as JSON, as docs/streams.md describes them: written, joined, cut and read back.
+"""Deltas and ends as JSON, as docs/streams.md describes them: written, joined, cut and read back. Begun attempts.
 
 Everything here follows from the fields that `contract.results` declares. Only log-probabilities have lines of
 their own, because they may be infinite. A delta without optional fields is formatted by hand: that is the hot
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -205,3 +205,42 @@ class LoggedOutput:
             if name in GenerationResult.model_fields and (entries := self.entries(name)):
                 value |= json.loads(f"{{{_json(name, entries)}}}")
         return value
+
+
+# ------------------------------------------------------------ attempts
+
+_BEGUN = "begun:"
+"""With the number of an attempt behind it: the field of the state."""
+
+
+class BegunAttempt(NamedTuple):
+    """An attempt, as `begin.lua` has noted it in the task's state. `at`: when it began, in Unix seconds by Redis's
+    clock. `why`: `new`; `died`, because the worker of the attempt before has died; `again`, because that attempt
+    was handed back, or its message came twice. `span`: its span as `traceparent`, empty without one."""
+
+    number: int
+    at: float
+    why: str
+    span: str
+    worker: str
+
+    @classmethod
+    def parse(cls, number: int, entry: bytes | str) -> BegunAttempt | None:
+        """None: nothing is known of it, or the entry cannot be read."""
+        text = entry.decode(errors="replace") if isinstance(entry, bytes) else entry
+        at, _, rest = text.partition(" ")
+        why, _, rest = rest.partition(" ")
+        span, _, worker = rest.partition(" ")
+        if not (at.isdecimal() and worker):
+            return None
+        return cls(number, int(at) / 1000, why, span.strip("-") and span, worker)
+
+
+def begun_attempts(state: Mapping[bytes, bytes]) -> list[BegunAttempt]:
+    """The attempts in a task's state, in the order in which they began."""
+    found = []
+    for name, entry in state.items():
+        number = name.decode(errors="replace").removeprefix(_BEGUN)
+        if number.isdecimal() and name.startswith(_BEGUN.encode()):
+            found.append(BegunAttempt.parse(int(number), entry))
+    return sorted(one for one in found if one is not None)

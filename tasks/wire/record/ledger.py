@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from petiole.tasks.wire.headers import HELD, TENANT
 from petiole.tasks.wire.keys import account_keys, usage_keys, watched_key
-from petiole.tasks.wire.messages.headers import HELD, TENANT
 
 SUMS = ("requests", "prompt", "cached", "output", "reasoning")
 """The sums: tasks, and their tokens."""

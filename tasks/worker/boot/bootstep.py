@@ -55,7 +55,6 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
-        self.leases: LeaseKeeper | None = None
         record_life(worker)
         if path := settings().heartbeat_file:
             try:
@@ -85,7 +84,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         serving = pool.serving
         assert serving is not None, "the pool starts first"
         services, engine = serving.services, serving.services.engine
-        self.leases = leases = LeaseKeeper(
+        leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,
             heartbeat_age_s=engine.heartbeat_age_s,

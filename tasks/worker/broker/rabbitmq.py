@@ -21,8 +21,7 @@ from amqp import basic_message, method_framing, serialization, spec
 from kombu import transport as transports
 from kombu.transport import pyamqp
 
-from petiole.tasks.worker.broker.gate.bodies import named
-from petiole.tasks.worker.broker.gate.messages import RabbitMessage
+from petiole.tasks.worker.broker.gate.bodies import RabbitMessage, named
 
 logger = logging.getLogger(__name__)
 

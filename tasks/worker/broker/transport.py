@@ -57,7 +57,7 @@ from petiole.tasks.wire.keys import NAME_PROPERTY, stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
-from petiole.tasks.worker.broker.gate.messages import RedisMessage
+from petiole.tasks.worker.broker.gate.bodies import RedisMessage
 from petiole.tasks.worker.broker.held_messages import HeldMessages
 from petiole.tasks.worker.broker.ledger import Ledger, TakenMessage
 from petiole.tasks.worker.broker.liveness import PING_AFTER_S, HeldSubscription

@@ -6,6 +6,5 @@ threads     the threads that run Celery's trace, and store small results togethe
 completion  completes one task, step by step: talks to Celery and to its result backend
 reports     the messages of a completion to its job
 standby     watches a task that another delivery has, while this worker holds a message of it
-started     stores STARTED, but never over a final state
 lua/        claim: links and results once, after the stream has ended; count; started; store; retire
 """

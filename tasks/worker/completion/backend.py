@@ -18,11 +18,13 @@ from typing import Any
 
 import redis
 from celery import states
+from celery.backends import redis as stock
 from celery.backends.redis import CHORD_PART_RETURN_LUA
 
 from petiole.contract.settings.urls import SENTINEL
 from petiole.contract.tasks import TASKS
 from petiole.tasks.app import backend as producers
+from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable, guarded, trial
@@ -162,3 +164,23 @@ BACKENDS = {
     SENTINEL: f"{__name__}:SentinelBackend",
 }
 """By scheme of the result backend's URL, for Celery's loader."""
+
+
+def store_started(backend: Any, task_id: str, meta: dict[str, Any], request: Any) -> None:
+    """Store the state STARTED, but never over a final state. `request` is Celery's context of the task. Redis
+    errors are only logged.
+
+    Celery checks for a stored SUCCESS and then writes, in two steps. It retries the second step if the connection
+    is lost. If a worker was paused or disconnected between the two, another worker may have finished the task
+    meanwhile, and its result would be overwritten. Here one script checks and writes, without retries, because a
+    late STARTED is useless."""
+    if not isinstance(backend, stock.RedisBackend):
+        backend.store_result(task_id, meta, states.STARTED, request=request)
+        return
+    started = backend._get_result_meta(meta, states.STARTED, None, request)
+    value = backend.encode({**started, "task_id": task_id})
+    try:
+        store = scripts.load(backend.client, "started")
+        store([backend.get_key_for_task(task_id)], [int(backend.expires or 0), value, *states.READY_STATES])
+    except (redis.RedisError, *LOST) as error:
+        logger.debug("task %s: STARTED was not stored: %s", task_id, error)

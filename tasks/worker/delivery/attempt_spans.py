@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from petiole.contract.requests.generation import ChatRequest, Common, GenerateRequest
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.traces.spans import SYSTEM, fail
-from petiole.tasks.wire.messages.headers import ETA, SENT
-from petiole.tasks.wire.record.attempts import BegunAttempt
+from petiole.tasks.wire.headers import ETA, SENT
+from petiole.tasks.wire.record.codec import BegunAttempt
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.output.outcomes import Outcome
 

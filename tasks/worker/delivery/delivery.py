@@ -13,8 +13,8 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, Reject
 from celery.worker.state import revoked
 
+from petiole.tasks.wire.headers import ETA, RETRIES, SENT
 from petiole.tasks.wire.keys import NAME_PROPERTY
-from petiole.tasks.wire.messages.headers import ETA, RETRIES, SENT
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.output.outcomes import Ending
 

@@ -1,13 +1,12 @@
 """One generation task on its way through the engine. Called by `pool`.
 
 driver           drives one job: passes events to it, and carries out its effects
-running_attempt  its attempt in the engine: the request, its output, its spans
 job              the task in this worker, from its delivery to its acknowledgement: the state machine
 effects          the decisions of a job
 intake           the thread that begins attempts and submits requests; an option for the worker is read here
-attempts         decides what a delivery does, from the state that earlier deliveries left in Redis
-image_bytes      the bytes of the images of tasks
-engine_requests  turns a task's request into the engine's; an option for the engine is passed on here
+attempts         what a delivery does, from what earlier ones left in Redis; its attempt in the engine: request,
+                 output, spans
+engine_requests  turns a task's request and images into the engine's; an option for the engine is passed on here
 presentation     what readers need to divide the text, and its parts in the result; calls that are enforced
 engines          creates the engine that the settings name
 counting         answers a count beside the engine

@@ -1,4 +1,5 @@
-"""Decides what a delivery of a task does, from the state that earlier deliveries left in Redis.
+"""An attempt: what a delivery does, from the state that earlier deliveries left in Redis, and then its way in the
+engine.
 
 Every delivery begins with `begin.lua`, which increments the task's fencing number, the attempt. `publish.lua`
 refuses older attempts, so a worker that was disconnected but not dead can no longer write into the stream.
@@ -16,14 +17,28 @@ refuses older attempts, so a worker that was disconnected but not dead can no lo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from petiole.contract.results.outputs import Prepared
+from petiole.gpu_worker.exceptions import EngineError, HandedBack
+from petiole.gpu_worker.request import Delta, Request, Result
+from petiole.gpu_worker.request.handle import Handle
 from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
-from petiole.tasks.wire.record.attempts import BegunAttempt
-from petiole.tasks.wire.record.codec import LoggedOutput
-from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unreadable
+from petiole.tasks.wire.record.codec import BegunAttempt, LoggedOutput
+from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
+from petiole.tasks.worker.delivery.delivery import Messages
+from petiole.tasks.worker.generation.effects import Effects
+from petiole.tasks.worker.generation.engines import EngineLike
+from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.presentation import Presentation
+from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, succeeded, unreadable
+from petiole.tasks.worker.output.publisher import Outbox
+from petiole.tasks.worker.reports.facts import Adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +100,104 @@ def _record(done: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     return failed(GenerationFailed("the record of its end in Redis cannot be read")).record
+
+
+logger = logging.getLogger(__name__)
+
+Event = Callable[[], Effects]
+
+
+@dataclass
+class RunningAttempt:
+    """A task's attempt in the engine: its request, its output on the way to the stream, its spans.
+
+    The engine's preparation and text threads call it. What they tell becomes an event of the job (`post`); the
+    output does not pass through the job, but goes into the outbox.
+
+    `handle` exists once the engine has the request. `spans`: None unless the attempt is traced. `post` passes
+    an event to the job; `guarded` runs a step whose exception gives the job up. `result_max_bytes()`: the largest
+    result that can be stored, as far as it is known."""
+
+    job: Job
+    messages: Messages
+    begun: BeginReply
+    outbox: Outbox
+    presentation: Presentation
+    spans: AttemptSpans | None
+    engine: EngineLike
+    adapters: Adapters
+    result_max_bytes: Callable[[], int]
+    post: Callable[[Event], None]
+    guarded: Callable[[Callable[[], object]], None]
+    handle: Handle | None = None
+    _prompt_end: str = ""
+
+    def submit(self, request: Request) -> None:
+        if self.spans is not None:
+            self.spans.submitted_ns = time.time_ns()
+        try:
+            self.handle = self.engine.submit(
+                request,
+                on_prepared=self._on_prepared,
+                on_admitted=self._on_admitted,
+                on_delta=self._on_delta,
+                on_done=self._on_done,
+            )
+        except Exception as error:
+            logger.exception("task %s could not be submitted", self.job.task_id)
+            outcome = failed(error)
+            self.post(lambda: self.job.generated(outcome, 0))
+
+    def cancel(self) -> None:
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def hand_back(self) -> None:
+        if self.handle is not None:
+            self.handle.hand_back()
+
+    def drop(self) -> None:
+        """Nobody may hear of it any more."""
+        self.outbox.drop()
+        self.cancel()
+
+    # ------------------------------------------------------------ engine's preparation and text threads
+
+    def _on_prepared(self, handle: Handle, prepared: Prepared) -> None:
+        self._prompt_end = prepared.prompt_end
+        if self.spans is not None:
+            self.spans.prepared_ns = time.time_ns()
+        self.outbox.prepare(self.presentation.described(prepared, handle.request))
+
+    def _on_admitted(self, handle: Handle) -> None:
+        self.outbox.admit(handle.adapter_key or "")
+        if self.spans is not None:
+            self.spans.admitted_ns = time.time_ns()
+        if handle.request.adapter is not None:
+            self.adapters.used(handle.request.adapter)
+        self.post(partial(self.job.admitted, time.monotonic(), self.messages.current.ending))
+
+    def _on_delta(self, handle: Handle, delta: Delta) -> None:
+        self.outbox.push(delta)
+        if self.spans is not None:
+            self.spans.heard()
+
+    def _on_done(self, handle: Handle) -> None:
+        if self.spans is not None:
+            self.spans.generated(handle.result() if handle.error is None else None)
+        self.guarded(lambda: self.post(self._end_of(handle)))
+
+    def _end_of(self, handle: Handle) -> Event:
+        error, healthy = handle.error, self.engine.healthy
+        if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not healthy):
+            return self.job.handed_back if healthy else self.job.engine_lost
+        limit_bytes = self.result_max_bytes()
+        if error is not None:
+            return partial(self.job.generated, failed(error), limit_bytes)
+        return lambda: self.job.generated(self._succeeded(handle.request, handle.result()), limit_bytes)
+
+    def _succeeded(self, request: Request, result: Result) -> Outcome:
+        """On the thread of events, because dividing a long text would delay the other streams."""
+        lengths = partial(self.engine.text_lengths, request, result.token_ids)
+        parts = self.presentation.parts(self.job.task_id, request, result, self._prompt_end, lengths)
+        return succeeded(result, self.begun.attempt, self.begun.written, parts)

@@ -23,7 +23,7 @@ from kombu.messaging import Consumer
 
 from petiole.contract.requests.count import SUFFIX, queue_of
 from petiole.contract.tasks import COUNT
-from petiole.tasks.wire.messages.headers import EXPIRES
+from petiole.tasks.wire.headers import EXPIRES
 from petiole.tasks.worker.broker import gate, quarantine
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.idempotency import ServerUnavailable

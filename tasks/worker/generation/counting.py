@@ -12,8 +12,8 @@ from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker.generation import local
+from petiole.tasks.worker.generation.engine_requests import images_of, stored
 from petiole.tasks.worker.generation.engines import EngineLike
-from petiole.tasks.worker.generation.image_bytes import images_of, stored
 from petiole.tasks.worker.output.outcomes import public
 
 _serving: list[EngineLike] = []

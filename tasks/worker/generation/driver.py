@@ -22,22 +22,21 @@ from petiole.tasks.settings import Settings
 from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker.broker.quarantine import Sign, end_stream
+from petiole.tasks.worker.completion.backend import store_started
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
-from petiole.tasks.worker.completion.started import store_started
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Delivery, Messages
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.attempts import BeginReply
+from petiole.tasks.worker.generation.attempts import BeginReply, RunningAttempt
 from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import OVER, WRITING, Job, State
 from petiole.tasks.worker.generation.presentation import Presentation, Presentations
-from petiole.tasks.worker.generation.running_attempt import RunningAttempt
 from petiole.tasks.worker.output.outcomes import Ending, Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters

@@ -1,14 +1,20 @@
-"""Converts a task's request into the engine's."""
+"""Converts a task's request into the engine's, and reads its images: from the message, or from Redis by their
+handles."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import redis
+
 from petiole.contract.requests.generation import Common, Options
+from petiole.contract.requests.images import data_of, handle_of, is_handle
 from petiole.gpu_worker.request import Constraint, Embedding, Request, Scoring
 from petiole.gpu_worker.request.skills import SkillCall
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.wire.keys import image_key
 from petiole.tasks.worker.generation.presentation import Presentation
 
 # Celery's priorities on Redis: 0 is the highest and the default. The engine has the same convention.
@@ -67,3 +73,35 @@ def engine_request(
 def seed_of(task_id: str) -> int:
     """The default seed of a task. It depends only on the task id, so that every worker samples the same noise."""
     return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def stored(client: redis.Redis, requests: Iterable[Common], ttl_s: int) -> dict[str, bytes]:
+    """The images to which these requests have handles, by handle. Expired images are missing, and so is what
+    somebody has stored under another image's handle. Redis keeps the others for another `ttl_s`. Raises redis-py's
+    errors."""
+    handles = list(dict.fromkeys(image for one in requests for image in one.images() if is_handle(image)))
+    if not handles:
+        return {}
+    pipe = client.pipeline(transaction=False)
+    for handle in handles:
+        pipe.get(image_key(handle))
+        pipe.expire(image_key(handle), ttl_s)
+    found = pipe.execute(raise_on_error=False)[::2]
+    return {
+        handle: data
+        for handle, data in zip(handles, found, strict=True)
+        if isinstance(data, bytes) and handle_of(data) == handle
+    }
+
+
+def images_of(request: Common, known: Mapping[str, bytes]) -> list[bytes]:
+    """The request's images, in order. `known`: the images that `stored` returned. Raises `InvalidRequest`."""
+    return [_image(image, known) for image in request.images()]
+
+
+def _image(image: str, known: Mapping[str, bytes]) -> bytes:
+    if not is_handle(image):
+        return data_of("image", image)
+    if image not in known:
+        raise InvalidRequest("image", "must be a handle whose image is still kept: put it again", image)
+    return known[image]

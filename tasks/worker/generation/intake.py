@@ -24,15 +24,14 @@ from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.settings import PREFIX, Settings
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import parse
 from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver, Services
-from petiole.tasks.worker.generation.engine_requests import engine_request
-from petiole.tasks.worker.generation.image_bytes import images_of, stored
+from petiole.tasks.worker.generation.engine_requests import engine_request, images_of, stored
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed
 from petiole.tasks.worker.reports.facts import model_name

@@ -15,9 +15,8 @@ from petiole.contract.requests.images import is_handle
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.wire.record.codec import LoggedOutput
-from petiole.tasks.worker.generation.engine_requests import engine_request
+from petiole.tasks.worker.generation.engine_requests import engine_request, images_of, stored
 from petiole.tasks.worker.generation.engines import EngineLike, make_engine
-from petiole.tasks.worker.generation.image_bytes import images_of, stored
 from petiole.tasks.worker.generation.presentation import Presentation
 from petiole.tasks.worker.output.outcomes import public, succeeded
 

@@ -19,7 +19,7 @@ from petiole.contract.results.outputs import Prepared
 from petiole.contract.results.task_result import Reasoning, ToolCall
 from petiole.gpu_worker.request import Request, Result
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing import formats, message
 from petiole.tasks.output_parsing.formats import ToolFormat
 from petiole.tasks.output_parsing.message import ParsedMessage
 from petiole.tasks.output_parsing.tool_calls import MOST_NAME
@@ -46,10 +46,10 @@ class Presentation:
         """`facts`: `Engine.facts()`."""
         if facts.get("images") and not facts.get("chat_template"):  # it answers conversations by a skill
             return cls()
-        format = detection.of_checkpoint(facts)
+        format = formats.of_checkpoint(facts)
         shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()
-        family = detection.of_family(facts)
-        return cls(format, family, shown, detection.reasons(facts, family))
+        family = formats.of_family(facts)
+        return cls(format, family, shown, formats.reasons(facts, family))
 
     @property
     def _writing(self) -> Writing:

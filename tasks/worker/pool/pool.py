@@ -31,12 +31,11 @@ from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.traces import exporting
-from petiole.tasks.wire.messages.headers import is_limit
+from petiole.tasks.wire.headers import is_limit
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.foreign_tasks import Deaths, ForeignTasks
 from petiole.tasks.worker.generation import counting
 from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.generation.driver import JobDriver, Services
@@ -46,6 +45,7 @@ from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
 from petiole.tasks.worker.pool import shutdown
 from petiole.tasks.worker.pool.engine_control import EngineControl
+from petiole.tasks.worker.pool.foreign_tasks import Deaths, ForeignTasks
 from petiole.tasks.worker.pool.shutdown import Serving
 from petiole.tasks.worker.reports.histograms import TaskHistograms
 from petiole.tasks.worker.reports.reporter import Reporter

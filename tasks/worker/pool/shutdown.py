@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from petiole.tasks.worker.foreign_tasks import ForeignTasks
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.generation.job import State
 from petiole.tasks.worker.pool.engine_control import EngineControl
+from petiole.tasks.worker.pool.foreign_tasks import ForeignTasks
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.tasks.fleet.models import ModelFacts
-from petiole.tasks.output_parsing import detection
+from petiole.tasks.output_parsing import formats
 from petiole.tasks.settings import Settings
 
 MOST_ADAPTERS = 32
@@ -68,7 +68,7 @@ def facts_of(
     them by a header."""
     tenants = {f"{settings.queue}.{tenant}" for tenant in settings.weights}
     whole = model if reloaded else settings.model
-    format = detection.of_checkpoint(engine)
+    format = formats.of_checkpoint(engine)
     return ModelFacts.model_validate(
         {
             **{name: value for name, value in engine.items() if name != "chat_template"},

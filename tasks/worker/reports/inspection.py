@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.runtime import sizing
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.runtime.sizing import Served, Sizes, sizes_of
-from petiole.gpu_worker.tracing import Tracer
 from petiole.tasks.settings import settings
 
 

@@ -14,7 +14,7 @@ from petiole.contract.requests.generation import ChatRequest, GenerateRequest
 from petiole.contract.requests.submission import SUBMISSION
 from petiole.contract.requests.validation import _ELSEWHERE, instead_of
 from petiole.tasks import InvalidRequest, chat, generate
-from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.options import parse
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -17,8 +17,7 @@ from petiole.contract.requests.images import View
 from petiole.contract.requests.validation import validate
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.submission.parsing import parse
-from petiole.tasks.wire.messages import affinity
+from petiole.tasks.submission.options import affinity_key, parse
 
 DATA = b"\x89PNG of some kind"
 TEXT = base64.b64encode(DATA).decode()
@@ -36,12 +35,12 @@ def test_all_forms_of_an_image_go_into_a_message_and_have_one_affinity(image: An
     options = in_json({"image": image, "question": "What?"})
     json.dumps(options)
     request = validate(QueryRequest, options)
-    expected = affinity.key(validate(QueryRequest, {"image": TEXT, "question": "Another?"}))
-    assert affinity.key(request) == expected
+    expected = affinity_key(validate(QueryRequest, {"image": TEXT, "question": "Another?"}))
+    assert affinity_key(request) == expected
     parts = [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]
     chat = validate(ChatRequest, in_json({"messages": [{"role": "user", "content": parts}]}))
-    assert affinity.key(chat) == expected
-    assert affinity.key(validate(PointRequest, {"image": TEXT, "object": "a", "salt": "b"})) != expected
+    assert affinity_key(chat) == expected
+    assert affinity_key(validate(PointRequest, {"image": TEXT, "object": "a", "salt": "b"})) != expected
 
 
 SPELLINGS: dict[str, Callable[[str], str]] = {

@@ -14,8 +14,7 @@ from petiole.contract.requests.generation import ChatRequest, in_json
 from petiole.contract.requests.validation import validate
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.submission.parsing import apart, parse
-from petiole.tasks.wire.messages import affinity
+from petiole.tasks.submission.options import affinity_headers, apart, parse
 from petiole.tasks.worker.generation.engine_requests import engine_request
 
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
@@ -70,7 +69,7 @@ def read(name: str, args: list[Any], options: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
         request, _ = apart(options)
         request = in_json(request)
-        affinity.headers(parse(name, args, request))
+        affinity_headers(parse(name, args, request))
     with contextlib.suppress(InvalidRequest):
         parsed = parse(name, args, options)
         engine_request("1", parsed)

@@ -13,7 +13,7 @@ from petiole.contract.requests.generation import ChatRequest, in_json
 from petiole.contract.requests.images import View
 from petiole.contract.requests.validation import validate
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.wire.messages import affinity
+from petiole.tasks.submission.options import affinity_key
 
 FRAMES = [b"a frame", b"another", b"a third one"]
 TEXTS = [base64.b64encode(frame).decode() for frame in FRAMES]
@@ -45,7 +45,7 @@ def test_a_list_of_frames_in_each_form(part: dict[str, Any]) -> None:
         {"type": "video", "frames": 3},
         {"type": "image"},
     ]
-    assert affinity.key(request)
+    assert affinity_key(request)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.webhook_events import Notice, Webhook, problem
 from petiole.gateway.serving.auth.api_keys import TENANTS, WEBHOOKS, of_settings
 from petiole.gateway.serving.auth.manage import no_webhook, webhook
-from petiole.gateway.serving.webhooks import http, queue
+from petiole.gateway.serving.webhooks import dispatcher, queue
 from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
 from petiole.tasks.errors import InvalidRequest, InvalidSettings
 from petiole.tasks.settings import settings
@@ -255,8 +255,8 @@ def test_what_cannot_be_read_holds_up_nothing(client: redis.Redis, receiver: Rec
 
 def posted(url: str) -> str:
     try:
-        asyncio.run(http.post(url, {}, b"{}"))
-    except http.NotTaken as why:
+        asyncio.run(dispatcher.post(url, {}, b"{}"))
+    except dispatcher.NotTaken as why:
         return str(why)
     return ""
 
@@ -311,8 +311,8 @@ def test_a_server_that_speaks_no_http_has_not_taken_it(client: redis.Redis, answ
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            with pytest.raises(http.NotTaken, match=r"RemoteProtocolError|Connection"):
-                await http.post(f"http://127.0.0.1:{port}/", {}, b"{}")
+            with pytest.raises(dispatcher.NotTaken, match=r"RemoteProtocolError|Connection"):
+                await dispatcher.post(f"http://127.0.0.1:{port}/", {}, b"{}")
 
     asyncio.run(tried())
 
@@ -320,7 +320,7 @@ def test_a_server_that_speaks_no_http_has_not_taken_it(client: redis.Redis, answ
 def test_a_server_that_answers_byte_by_byte_has_a_time(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "WAIT_S", 0.2)
+    monkeypatch.setattr(dispatcher, "WAIT_S", 0.2)
 
     async def tried() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -331,8 +331,8 @@ def test_a_server_that_answers_byte_by_byte_has_a_time(
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            with pytest.raises(http.NotTaken, match=r"no answer within 0\.2 s"):
-                await http.post(f"http://127.0.0.1:{port}/", {}, b"{}")
+            with pytest.raises(dispatcher.NotTaken, match=r"no answer within 0\.2 s"):
+                await dispatcher.post(f"http://127.0.0.1:{port}/", {}, b"{}")
 
     asyncio.run(tried())
 

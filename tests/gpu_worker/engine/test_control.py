@@ -362,13 +362,15 @@ def test_shutdown_without_drain_cancels() -> None:
     assert handle.result(timeout=0).finish_reason is FinishReason.CANCELLED
 
 
-def test_shutdown_hands_back_with_everything_committed_delivered() -> None:
+def test_what_is_handed_back_before_a_shutdown_has_everything_committed_delivered() -> None:
     engine = toy_engine(jitter=slow, max_num_seqs=1).start()
     watch = Watch()
     first = engine.submit(LONG, on_delta=watch.on_delta, on_done=watch.on_done)
     second = engine.submit(request([7]))
     next(iter(first))
-    engine.shutdown(drain=False, handback=True)
+    for handle in (first, second):
+        handle.hand_back()
+    engine.shutdown()
     for handle in (first, second):
         with pytest.raises(HandedBack):
             handle.result(timeout=0)

@@ -13,11 +13,11 @@ import pytest
 from petiole.cache import CacheNamespace, CacheTokens, ImageToken
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.tracing import Tracer
 from tests.support.families import build_model
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
 from tests.support.toy_engine import expected, request, toy_engine

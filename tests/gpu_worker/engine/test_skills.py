@@ -11,7 +11,7 @@ import pytest
 from petiole.gpu_worker import Delta, Engine, EngineConfig, InvalidRequest, Request, Result, SamplingParams
 from petiole.gpu_worker.preparation import images as pictures
 from petiole.gpu_worker.request.skills import SkillCall
-from petiole.gpu_worker.tracing import Tracer
+from petiole.gpu_worker.runtime.device.tracing import Tracer
 from tests.support.pictures import MODEL, file
 
 CALLS: dict[str, SkillCall] = {

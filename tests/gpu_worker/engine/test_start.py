@@ -15,10 +15,10 @@ from petiole.gpu_worker.engine.loading import load_beside
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.runtime import runtime as module
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE
 from petiole.gpu_worker.runtime.interface import Progress, StepBatch, nothing
 from petiole.gpu_worker.runtime.model_files import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.tracing import NO_TRACE
 from tests.support.toy_engine import request
 
 

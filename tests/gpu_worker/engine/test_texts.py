@@ -212,9 +212,8 @@ def test_draining_completes_all_texts(embedder: tuple[Path, Any]) -> None:
 def test_a_shutdown_ends_requests_of_texts(embedder: tuple[Path, Any]) -> None:
     engine = open_engine(embedder[0]).start()
     handle = engine.submit(Request(texts=TEXTS * 500, embedding=Embedding()))
-    engine.shutdown(drain=False, handback=True)
-    with pytest.raises(HandedBack):
-        handle.result(0)
+    engine.shutdown(drain=False)
+    assert handle.result(0).finish_reason is FinishReason.CANCELLED
     assert not engine._requests.parts
     assert not engine._requests.runs
 

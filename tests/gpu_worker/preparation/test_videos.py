@@ -21,7 +21,7 @@ from petiole.gpu_worker.children import Child, _video
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.models.vision.frames import TimedVideos
 from petiole.gpu_worker.models.vision.pictures import GridPictures
-from petiole.gpu_worker.preparation import video_files
+from petiole.gpu_worker.preparation import videos
 from petiole.gpu_worker.preparation.videos import VideoReader
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 from tests.support.seeing import as_file, drawn_film, drawn_picture
@@ -198,7 +198,7 @@ def test_frames_that_were_trimmed_off_are_not_counted() -> None:
     assert images[-1].cut
     assert whole.cut
     assert (images[-1].cut().pixels[-1] == whole.cut().pixels[-1]).all()
-    assert video_files.opened(remuxed(FILM, 0.5), AT, 10**6).n == 35
+    assert videos.opened(remuxed(FILM, 0.5), AT, 10**6).n == 35
 
 
 def tables(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
@@ -251,7 +251,7 @@ def test_every_frame_has_the_size_of_the_first() -> None:
                     if packet.size:
                         packet.stream, packet.pts, packet.dts = stream, None, None
                         container.mux(packet)
-    film = video_files.opened(file.getvalue(), AT, 10**6)
+    film = videos.opened(file.getvalue(), AT, 10**6)
     with pytest.raises(InvalidRequest, match=r"frames of one size, got \(96, 64\) and \(480, 320\)"):
         film.pixels([0, film.n - 1], (96, 64), 3)
 
@@ -262,7 +262,7 @@ def test_a_child_that_takes_too_long_fails_its_request_alone(
     job, own = tmp_path / "job.py", LifoQueue[Child]()
     job.write_text(f"{Path(_video.__file__).read_text()}\nCPU_S = 60.0\nWALL_S = 1e-6\n")
     own.put(Child(str(job)))
-    monkeypatch.setattr(video_files, "_children", own)
+    monkeypatch.setattr(videos, "_children", own)
     for _ in range(2):
         with pytest.raises(
             InvalidRequest, match="can be read within 120 s of processor time and 2147483648 bytes"

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from petiole.tasks.commands.demo import python_path
+from petiole.tasks.commands.demos.demo import python_path
 from petiole.tasks.commands.gateway import placed, told_apart
 from petiole.tasks.fleet.models import ModelFacts, find, own_queue
 

@@ -9,8 +9,8 @@ import pytest
 
 from petiole.tasks.commands import cli
 from petiole.tasks.fleet import exporter
-from petiole.tasks.fleet.aliases import ALIASES, as_gen_ai, as_vllm
 from petiole.tasks.fleet.exporter import _figures
+from petiole.tasks.fleet.metrics import ALIASES, as_gen_ai, as_vllm
 from petiole.tasks.fleet.reports import Distribution, WorkerReport
 
 VLLMS = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker.text.chat import ChatTemplate
-from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing import formats, message
 from petiole.tasks.output_parsing.formats import FAMILIES
 from tests.support.chat_templates import STYLES
 from tests.support.written import WITHOUT_CALLS, WITHOUT_REASONING
@@ -98,14 +98,14 @@ def test_rendered_parsed_and_rendered_again_is_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(STYLES.keys() - {"think", "gemma3"}))
 def test_a_format_is_found_by_the_marks_of_its_template(name: str) -> None:
-    found = detection.of_checkpoint({"chat_template": STYLES[name].source})
+    found = formats.of_checkpoint({"chat_template": STYLES[name].source})
     assert found is not None
     assert found.name == name
 
 
 def test_how_a_format_is_found() -> None:
     def name(**described: Any) -> str | None:
-        found = detection.of_checkpoint(described)
+        found = formats.of_checkpoint(described)
         return found and found.name
 
     own = {"fields": {"content": {}, "thinking": {"open": "<t>", "close": "</t>"}}}
@@ -115,11 +115,11 @@ def test_how_a_format_is_found() -> None:
     assert name(chat_template="<start_of_turn>") == "gemma3"
     assert name(chat_template="<|im_start|>", tool_format="qwen3_coder") == "qwen-xml"
     assert name(chat_template="<tool_call>", tool_format="one of tomorrow") == "hermes"
-    made = detection.of_checkpoint({"chat_template": "<tool_call>", "response_template": own})
+    made = formats.of_checkpoint({"chat_template": "<tool_call>", "response_template": own})
     assert made is not None
     assert made.template.has_reasoning
     assert not made.template.has_calls
     assert made.announced == own
     assert name(chat_template="<tool_call>", response_template={"fields": {"content": {"open": 7}}}) == "hermes"
-    assert detection.named("no such format") is None
-    assert detection.named(json.loads(json.dumps(own))) is not None
+    assert formats.named("no such format") is None
+    assert formats.named(json.loads(json.dumps(own))) is not None

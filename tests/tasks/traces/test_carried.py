@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.traces import carried
+from petiole.tasks.wire.headers import check_submission
 from petiole.tasks.wire.keys import TRACEPARENT_HEADER, TRACESTATE_HEADER
-from petiole.tasks.wire.messages.headers import check_submission
 
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 WRONG: list[Any] = [

@@ -15,7 +15,7 @@
 -- Tasks that get a place at once are marked here, before the engine gets them, because they may kill the worker
 -- before it can mark them. An explicit Celery retry starts a new stream: log and progress are deleted, but the attempt
 -- keeps counting. `begun:ATTEMPT` says when the attempt began, why (`new`, `died`: the one before has died, `again`), its
--- span or '-', and the worker (`record.attempts`). While the log is empty, each delivery sets the model and replaces what publish.lua stores as `prepared`; the
+-- span or '-', and the worker (`record.codec`). While the log is empty, each delivery sets the model and replaces what publish.lua stores as `prepared`; the
 -- adapter is written with the first entry.
 local ttl, model, at_once, call, worker = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 

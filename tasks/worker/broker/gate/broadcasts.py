@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from petiole.contract.tasks import TASKS
-from petiole.tasks.wire.messages.headers import (
+from petiole.tasks.wire.headers import (
     FARTHEST_S,
     ID_BYTES,
     LARGEST_INT,

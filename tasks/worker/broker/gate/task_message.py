@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from celery.canvas import Signature
 
 from petiole.contract.requests.bounds import MOST_NAMES
-from petiole.tasks.wire.messages.headers import (
+from petiole.tasks.wire.headers import (
     ID,
     ID_LIMIT,
     KNOWN,

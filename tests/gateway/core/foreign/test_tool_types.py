@@ -8,7 +8,7 @@ import pytest
 
 from petiole.gateway.anthropic import tools as anthropic
 from petiole.gateway.core.foreign import unknown
-from petiole.gateway.openai import chat_tools as chat
+from petiole.gateway.openai import conversation as chat
 from petiole.gateway.openai.responses import items, tools as responses
 from petiole.tasks.errors import InvalidRequest
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.openai.answers import listed
 from petiole.gateway.openai.responses import compaction, items, tools
-from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import NAMES, CreateResponse, History, Times
 from petiole.gateway.serving.answering import checked
 from petiole.gateway.serving.request_body import as_request

@@ -29,7 +29,7 @@ from tests.support.mutated import mutated, read_by, with_header, with_json
 from tests.support.trials import examples
 
 MODELS = Path(models.__file__).parent
-TINY, EMBEDDER, SEEING = (MODELS / name for name in ("petiole_tiny", "petiole_tiny/embed", "petiole_tiny_vision"))
+TINY, EMBEDDER, SEEING = (MODELS / name for name in ("petiole_tiny", "petiole_tiny/embed", "petiole_tiny/vision"))
 NORM = "model.norm.weight"
 
 

@@ -17,9 +17,8 @@ from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders import gemma3, gemma4
 from petiole.gpu_worker.models.vision import tower_weights
 from petiole.gpu_worker.models.vision.pictures import GridPictures
-from petiole.gpu_worker.models.vision.positions import AxisTables
 from petiole.gpu_worker.models.vision.tile_pictures import TilePictures
-from petiole.gpu_worker.models.vision.tower import Tower
+from petiole.gpu_worker.models.vision.tower import AxisTables, Tower
 from petiole.gpu_worker.models.vision.writing import RowEnds, Tiles
 from petiole.gpu_worker.preparation import images
 from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage

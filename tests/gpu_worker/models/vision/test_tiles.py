@@ -20,9 +20,8 @@ from petiole.gpu_worker.models.families import towers
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.models.vision import reading
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
-from petiole.gpu_worker.models.vision.positions import NearestTable
 from petiole.gpu_worker.models.vision.tile_pictures import tile_pictures
-from petiole.gpu_worker.models.vision.tower import Tower
+from petiole.gpu_worker.models.vision.tower import NearestTable, Tower
 from petiole.gpu_worker.models.vision.writing import RowEnds, Tiles, row_ends, smol_tiles
 from tests.support.seeing import _MORE, MARKS, PAD, SEEING, drawn_picture, smol_ids, tile_pixels, tokenizer
 

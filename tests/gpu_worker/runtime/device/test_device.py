@@ -16,8 +16,8 @@ from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.device.device import DeviceError, packed, unpacked
 from petiole.gpu_worker.runtime.device.opening import open_device
+from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 from tests.support.toy_engine import request, toy_engine
 
 

@@ -14,8 +14,8 @@ from kombu.asynchronous import Hub
 
 from petiole.contract.requests.generation import ChatRequest, GenerateRequest
 from petiole.contract.requests.validation import validate
+from petiole.tasks.submission.options import affinity_key
 from petiole.tasks.wire.keys import AFFINITY_HEADER
-from petiole.tasks.wire.messages import affinity
 from petiole.tasks.worker.broker.ledger import Ledger
 from petiole.tasks.worker.broker.transport import LEFT_PAUSE_S, Transport
 from tests.support.site import RedisServer, eventually
@@ -210,10 +210,10 @@ def chat(*texts: str, **options: object) -> ChatRequest:
 
 
 def test_the_turns_of_a_conversation_have_one_key() -> None:
-    opening = affinity.key(chat("be brief", "hello"))
+    opening = affinity_key(chat("be brief", "hello"))
     assert opening is not None
     assert len(opening) == 16
-    assert affinity.key(chat("be brief", "hello", "hi", "how are you?", temperature=0, max_tokens=5)) == opening
+    assert affinity_key(chat("be brief", "hello", "hi", "how are you?", temperature=0, max_tokens=5)) == opening
     others = [
         chat("be long", "hello"),
         chat("be brief", "hallo"),
@@ -221,13 +221,13 @@ def test_the_turns_of_a_conversation_have_one_key() -> None:
         chat("be brief", "hello", adapter="support"),
         chat("be brief", "hello", affinity="mine"),
     ]
-    assert len({opening, *map(affinity.key, others)}) == 1 + len(others)
-    assert affinity.key(chat("no user yet")) is not None
+    assert len({opening, *map(affinity_key, others)}) == 1 + len(others)
+    assert affinity_key(chat("no user yet")) is not None
 
 
 def test_generate_has_one_if_it_says_so() -> None:
-    assert affinity.key(validate(GenerateRequest, {"prompt": "a"})) is None
-    keys = {affinity.key(validate(GenerateRequest, {"prompt": p, "affinity": "book 5"})) for p in ("a", "b")}
+    assert affinity_key(validate(GenerateRequest, {"prompt": "a"})) is None
+    keys = {affinity_key(validate(GenerateRequest, {"prompt": p, "affinity": "book 5"})) for p in ("a", "b")}
     assert len(keys) == 1
     assert keys != {None}
 

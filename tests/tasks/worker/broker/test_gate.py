@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from kombu import compression
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.wire.messages.headers import check_submission
+from petiole.tasks.wire.headers import check_submission
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.gate import bodies
 from tests.support import hostile

@@ -8,7 +8,7 @@ import pytest
 import redis
 from celery import Celery, states
 
-from petiole.tasks.worker.completion.started import store_started
+from petiole.tasks.worker.completion.backend import store_started
 from tests.support.site import RedisServer
 
 META = {"pid": 1, "hostname": "w@test"}

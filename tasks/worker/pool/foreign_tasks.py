@@ -27,8 +27,8 @@ from petiole.gpu_worker.threads.thread_pool import ThreadPool
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.traces import carried
+from petiole.tasks.wire.headers import NESTING
 from petiole.tasks.wire.keys import stream_keys
-from petiole.tasks.wire.messages.headers import NESTING
 from petiole.tasks.worker.delivery.delivery import Delivery, Messages
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
 from petiole.tasks.worker.idempotency import ServerUnavailable

@@ -1,4 +1,4 @@
-"""Collects the wheels that a bare CUDA machine without internet needs: `python -m bench.wheelhouse FOLDER`.
+"""Collects the wheels that a bare CUDA machine without internet needs: `python -m bench.gpu.wheelhouse FOLDER`.
 
 The machine is expected to have a CUDA build of torch, with numpy, safetensors, tokenizers, transformers and, for
 kernels that are not compiled ahead, nvcc and ninja. All other packages are downloaded for that machine's Python
@@ -6,7 +6,7 @@ and written to FOLDER. On that machine, `. FOLDER/setup.sh` in the project's roo
 Python and FlashInfer where they are.
 
 FlashInfer's wheel is trimmed to the kernels that Petiole calls. If nvcc and ninja are installed here, the kernels
-in the wheel are compiled as well (`bench.wheelhouse.kernels`), which takes some minutes. A second run compiles
+in the wheel are compiled as well (`bench.gpu.wheelhouse.kernels`), which takes some minutes. A second run compiles
 only changed kernels."""
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def add_kernels(wheel: Path, arch: str, adopt: Path | None) -> None:
     if not site.exists():  # with newer times, all sources would be compiled again
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
         subprocess.run([*install, str(wheel), *_TO_COMPILE], check=True)
-    compile_them = [sys.executable, "-m", "bench.wheelhouse.kernels", str(kernels), "--arch", arch]
+    compile_them = [sys.executable, "-m", "bench.gpu.wheelhouse.kernels", str(kernels), "--arch", arch]
     path = os.pathsep.join(filter(None, [str(site), os.getcwd(), os.environ.get("PYTHONPATH")]))
     subprocess.run(
         [*compile_them, *(["--adopt", str(adopt)] if adopt else [])], env={**os.environ, "PYTHONPATH": path}

@@ -1,9 +1,9 @@
 """Compiles FlashInfer's kernels ahead, for a machine that should not spend its first minutes on compiling.
 
-`bench.wheelhouse` runs this module with FlashInfer, and the two packages that FlashInfer needs to compile, on its
-path. Any build of torch will do, and no GPU is needed:
+`bench.gpu.wheelhouse` runs this module with FlashInfer, and the two packages that FlashInfer needs to compile, on
+its path. Any build of torch will do, and no GPU is needed:
 
-    python -m bench.wheelhouse.kernels FOLDER --arch 9.0a --head-dim 64 --head-dim 128 [--adopt aot.tar.xz]
+    python -m bench.gpu.wheelhouse.kernels FOLDER --arch 9.0a --head-dim 64 --head-dim 128 [--adopt aot.tar.xz]
 
 FOLDER then holds NAME/NAME.so for each module that Petiole calls, as FlashInfer looks for them in `data/aot`.
 Modules that do not compile here (FlashInfer's norms need the headers of cuBLAS) are named, and left to the target

@@ -1,6 +1,6 @@
 """What a CUDA machine without internet needs beside torch.
 
-__main__    `python -m bench.wheelhouse FOLDER`
+__main__    `python -m bench.gpu.wheelhouse FOLDER`
 collecting  downloads and trims the wheels
 kernels     compiles FlashInfer's kernels ahead
 """

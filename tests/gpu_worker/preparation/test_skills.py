@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import InvalidRequest
-from petiole.gpu_worker.preparation.locating import FoundInText, constraint_of, text_of
+from petiole.gpu_worker.preparation.skills import FoundInText, constraint_of, located_text
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.text import Tokenizer
 from tests.support.tokenizers import byte_level
@@ -68,7 +68,7 @@ def test_an_output_that_ends_early_has_what_is_complete() -> None:
 
 def test_the_object_is_in_the_question_and_in_the_schema() -> None:
     call = SkillCall("detect", {"object": 'red "car"', "max_objects": 3})
-    assert 'Locate every "red \\"car\\"" in this image.' in text_of(call)
+    assert 'Locate every "red \\"car\\"" in this image.' in located_text(call)
     schema = constraint_of(call, (1000, 1000)).value
     assert schema["maxItems"] == 3
     assert schema["items"]["properties"]["label"] == {"const": 'red "car"'}

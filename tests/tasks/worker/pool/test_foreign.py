@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.foreign_tasks import Deaths, ForeignTasks
+from petiole.tasks.worker.pool.foreign_tasks import Deaths, ForeignTasks
 from tests.support.site import eventually
 
 

@@ -1,5 +1,8 @@
-"""Point and detect by models whose chat template places images: the output is a JSON list that must match a
-schema, and each entry is a point or a box as soon as it is complete.
+"""Skills of models whose chat template places images: a question, a caption or a search for things is a
+conversation of one turn.
+
+Of point and detect the output is a JSON list that must match a schema, and each entry is a point or a box as soon
+as it is complete.
 
     [{"bbox_2d": [120, 300, 480, 910], "label": "car"}, ...]        left, top, right, bottom
     [{"point_2d": [300, 605], "label": "car"}, ...]
@@ -18,6 +21,46 @@ from petiole.gpu_worker.request import Constraint
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.text import Tokenizer
 
+_CAPTIONS = {
+    "short": "Describe this image in one short sentence.",
+    "normal": "Describe this image.",
+    "long": "Describe this image in detail.",
+}
+ANSWERS = {"query": "answer", "caption": "caption"}
+"""By skill: the field of the result that has the text."""
+
+
+def conversation_of(call: SkillCall, n_images: int, *, finds: bool) -> list[Mapping[str, Any]]:
+    """The messages of a call. finds: whether the model has learnt where things are. Raises InvalidRequest."""
+    known = (*ANSWERS, *(LOCATING if finds else ()))
+    require(call.name in known, "skill", f"must be one that this model has: {', '.join(known)}", call.name)
+    if call.name != "query":
+        require(n_images == 1, "image", f"{call.name} takes one image", f"{n_images} images")
+    pictures: list[dict[str, Any]] = [{"type": "image"}] * n_images
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": _text_of(call)}]}]
+
+
+def without_thought(prompt: str) -> str:
+    """The prompt with an empty thought where its end begins one, as templates of models that always think do."""
+    begun = prompt.rstrip()
+    return f"{begun}\n\n</think>\n\n" if begun.endswith("<think>") else prompt
+
+
+def _text_of(call: SkillCall) -> str:
+    if call.name in LOCATING:
+        return located_text(call)
+    if call.name == "caption":
+        length = call.options.get("length", "normal")
+        known = isinstance(length, str) and length in _CAPTIONS
+        require(known, "length", f"must be one of {', '.join(_CAPTIONS)}", length)
+        return _CAPTIONS[str(length)]
+    reasoning, given = call.options.get("reasoning", False), call.options.get("question")
+    require(reasoning is False, "reasoning", "must be false: this model's skills do not reason", reasoning)
+    if not isinstance(given, str) or not given.strip():
+        raise InvalidRequest("question", "must be text that is not empty", given)
+    return given
+
+
 MOST_OBJECTS = 1000
 _NUMBERS = {"point": 2, "detect": 4}
 _KEYS = {"point": "point_2d", "detect": "bbox_2d"}
@@ -26,10 +69,10 @@ _TEXTS = {
     "point": "Locate every {} in this image by a point inside. Report the points in JSON format: {}",
     "detect": "Locate every {} in this image. Report the bounding boxes in JSON format: {}",
 }
-SKILLS = tuple(_TEXTS)
+LOCATING = tuple(_TEXTS)
 
 
-def text_of(call: SkillCall) -> str:
+def located_text(call: SkillCall) -> str:
     """What the model is asked. Raises InvalidRequest."""
     example = {_KEYS[call.name]: ["..."], "label": _object(call)}
     return _TEXTS[call.name].format(json.dumps(_object(call), ensure_ascii=False), f"[{_written(example)}]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from petiole.gateway.serving import store
+from petiole.gateway.openai.responses import store
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"{", b'"\xff"', b"[" * 9999])

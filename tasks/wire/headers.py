@@ -212,9 +212,9 @@ def first_wrong(headers: Mapping[str, Any], table: Mapping[str, Header[Any]] = K
     return None
 
 
-def wrong_text(value: object, most: int = MOST_CHARACTERS) -> str | None:
+def wrong_text(value: object) -> str | None:
     """What is wrong with the names and texts in `value`, at any depth: the limit. None: nothing."""
-    left, waiting = most, [value]
+    left, waiting = MOST_CHARACTERS, [value]
     while waiting:
         match waiting.pop():
             case str(text):
@@ -226,7 +226,7 @@ def wrong_text(value: object, most: int = MOST_CHARACTERS) -> str | None:
             case list(inner) | tuple(inner):
                 waiting += inner
         if left < 0:
-            return f"must have at most {most} characters"
+            return f"must have at most {MOST_CHARACTERS} characters"
     return None
 
 

@@ -1,6 +1,0 @@
-"""`python -m bench.wheelhouse`."""
-
-from bench.wheelhouse.collecting import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
