@@ -5,9 +5,9 @@ others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
 
@@ -71,14 +71,18 @@ def send(app: App, pushes: Sequence[Push]) -> None:
 
     try:
         with reaching_the_broker(app), app.pools.producers.acquire(block=True) as producer:
-            policy = app.conf.task_publish_retry_policy
-            producer.connection.ensure(producer, lambda: producer.channel.push(unsent()), **policy)()
+            ensured(app, producer, lambda: producer.channel.push(unsent()))
     except Exception as error:
         for push in unsent():
             push.error = error
     for push in pushes:
         if push.error is not None and is_damage(push.error):
             push.error = unavailable(app, push.error)
+
+
+def ensured(app: App, producer: Any, call: Callable[[], object]) -> None:
+    """Raises `OperationalError` if the broker is away for longer than Celery tries."""
+    producer.connection.ensure(producer, call, **app.conf.task_publish_retry_policy)()
 
 
 def submit(calls: Sequence[WaitingCall]) -> None:

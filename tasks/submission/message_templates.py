@@ -39,6 +39,7 @@ from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.bundles import reaching_the_broker
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.headers import KNOWN
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
@@ -173,18 +174,20 @@ class MessageTemplates:
 
     def of(self, kwargs: Mapping[str, Any], submission: Mapping[str, Any]) -> MessageTemplate | None:
         """The template for this submission, which has been checked. `kwargs`: arguments of the task. None:
-        `apply_async` must submit it, perhaps only now, because it connects to the broker. Raises
-        `InvalidRequest`."""
+        `apply_async` must submit it. Connects to the broker if the template is new. Raises `InvalidRequest`;
+        `Unavailable` if the broker is away."""
         if (which := self._which(submission)) is None:
             return None
         if which not in self._known:
             self._headers_of((), in_json(kwargs))  # before anybody waits for the broker
-            with self._task.app.pools.producers.acquire(block=True) as producer:
+            app = self._task.app
+            with app.pools.producers.acquire(block=True) as producer:
                 if not producer.connection.connected:
-                    return None
+                    with reaching_the_broker(app):
+                        producer.connection.ensure_connection(**app.conf.task_publish_retry_policy)
                 try:
                     self._keep(which, self._made(producer, kwargs, submission))
-                except _AWAY:
+                except _AWAY:  # the connection was lost: `apply_async` makes another one
                     return None
         return self._known.get(which)
 

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -21,13 +21,14 @@ import wrapt
 from celery import Celery, Task, signals
 from kombu.exceptions import EncodeError
 from kombu.messaging import Producer
-from kombu.transport.redis import Channel
+from kombu.transport.redis import Channel, Transport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from petiole.tasks import InvalidRequest, Unavailable
 from petiole.tasks.app.application import make_app
+from petiole.tasks.app.circuit_breaker import Breaker
 from petiole.tasks.fleet import models
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
@@ -180,7 +181,6 @@ def test_where_the_settings_ask_for_more_celery_submits(
 
 def test_without_the_broker_there_is_none_for_now(server: RedisServer, tasks: Mapping[str, Any]) -> None:
     server.kill()
-    assert tasks["tasks.generate"].templates.of({"prompt": "x"}, {}) is None, "apply_async waits, and once"
 
     async def ask() -> None:
         assert await message_of(tasks["tasks.generate"], {"prompt": "x"}, {}) is None
@@ -196,6 +196,24 @@ def queued(server: RedisServer, queue: str = "petiole") -> list[Options]:
     found = [as_said(raw) for raw in client.lrange(queue, 0, -1)]
     client.delete(queue)
     return found
+
+
+def test_the_first_submission_waits_for_the_broker_once(
+    server: RedisServer, tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, tried, stock = tasks["tasks.generate"], list[str](), Transport.establish_connection
+    monkeypatch.setattr(Transport, "establish_connection", lambda self: tried.append("") or stock(self))
+    server.kill()
+
+    def tries(submit: Callable[[], object]) -> int:
+        task.app.breaker = Breaker()
+        tried.clear()
+        with pytest.raises(Unavailable):
+            submit()
+        return len(tried)
+
+    ours = tries(lambda: task.delay(prompt="x"))
+    assert ours == tries(lambda: task.apply_async((), {"prompt": "x"}))
 
 
 WRITTEN_BY_KOMBU = {"today": date(2026, 1, 2), "at": UUID(int=7), "share": Decimal("1.5")}
