@@ -34,6 +34,7 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.engine.loading import load_beside
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
+from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.runtime.device.tracing import NO_TRACE
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
@@ -153,8 +154,9 @@ def loaded(path: str, threads: int) -> Loading:
 
 
 def _at_hand(path: Path) -> None:
-    """Memory in which a file's weights fit, written once and free again."""
-    torch.ones(2 * path.stat().st_size, dtype=torch.uint8)
+    """Memory in which a file's weights fit, written once and free again, in large pages: for these the system does
+    not take what were small ones."""
+    new_tensor((2 * path.stat().st_size,), torch.uint8, torch.device("cpu")).fill_(1)
 
 
 def _tokenizer(config: EngineConfig) -> Tokenizer:

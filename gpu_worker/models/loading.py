@@ -167,7 +167,8 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
     As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
     with open_checkpoint(folder, model.modules) as checkpoint, torch.no_grad():
-        names = model.names
+        names = model.names.stored_in(checkpoint.names())
+        model = replace(model, names=names)
         if model.plan.pooling is None and model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
         if model.plan.drafting is not None and not _drafts(checkpoint, names):
@@ -193,6 +194,8 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         if text_alone and (left_out := parts_left_out(checkpoint, model, names.tower if sees else ())):
             what = "this checkpoint" if sees else "the text part of this checkpoint"
             log.info("%s is served, without %s", what, ", ".join(left_out))
+        if model.raw.get("denses") == []:  # so said by a GGUF file alone
+            log.warning("%s lacks dense_2 and dense_3: its vectors are not the published model's", folder.name)
         if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):
             log.warning(
                 "activation_quantization=int8 changes nothing for %s, which has no integers of four bits",

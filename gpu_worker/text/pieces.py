@@ -80,12 +80,12 @@ def _byte_fallback(steps: Sequence[Mapping[str, Any]], tokens: Sequence[str | No
         case _:
             return None
 
-    def piece(token: str) -> bytes:
-        text = token.replace(mark, space)
-        byte = _BYTE_TOKEN.fullmatch(text)
-        return bytes([int(byte[1], 16)]) if byte else text.encode()
-
-    return TokenPieces([b"" if token is None else piece(token) for token in tokens], strip=strip)
+    texts = ["" if token is None else token.replace(mark, space) for token in tokens]
+    pieces = [text.encode() for text in texts]
+    for i, text in enumerate(texts):
+        if text.startswith("<0x") and (byte := _BYTE_TOKEN.fullmatch(text)):
+            pieces[i] = bytes([int(byte[1], 16)])
+    return TokenPieces(pieces, strip=strip)
 
 
 def _metaspace(tokens: Sequence[str | None], mark: str, *, keeps_first: bool) -> TokenPieces:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from tests.support.gguf import turned
 
-_NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-_ROTATED_PAIRS = ("llama", "granite", "smollm3", "mistral3")
+_NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe")
+_ROTATED_PAIRS = ("llama", "granite", "granitehybrid", "smollm3", "mistral3")
+_SCANNING = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 _EXPERT = re.compile(r"(.*)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _FUSED = re.compile(r"(.*experts)\.(gate_up_proj|down_proj)(_bias)?")
 
@@ -27,7 +28,7 @@ def grid(model: Any) -> Any:
         if parameter.ndim > 1 and parameter.shape[-1] % 32 == 0:
             steps = torch.randint(-127, 128, parameter.shape)
             steps[..., ::32] = 127
-            if parameter.ndim > 2:  # experts of gpt-oss are stored with inputs first
+            if parameter.ndim > 2 or ".c_" in name:  # experts of gpt-oss and GPT-2 are stored with inputs first
                 steps[..., ::32, :] = 127
             if name.endswith("kv_b_proj.weight"):  # the rows of keys become columns
                 steps.view(model.config.num_attention_heads, -1, steps.shape[1])[:, ::32] = 127
@@ -44,11 +45,16 @@ def _kv_heads(config: Any) -> int:
 def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors under the names that the converter looks up."""
     experts: dict[str, dict[int, Tensor]] = {}
+    joined: dict[str, dict[str, Tensor]] = {}
     heads = {"q_proj": config.num_attention_heads, "k_proj": _kv_heads(config)}
     for name, tensor in stored.items():
         part = name.split(".")[-2] if "." in name else ""
+        if architecture in _SCANNING and (scan := _scan(config, name, tensor)) is not None:
+            yield from scan
+            continue
         if (expert := _EXPERT.fullmatch(name)) and "experts" in name:
             at = "layers.{}.feed_forward.experts".format(name.split(".")[2]) if expert[3][0] == "w" else expert[1]
+            at = at.replace("backbone", "model").replace("mixer", "mlp")
             experts.setdefault(f"{at}.{expert[3]}.weight", {})[int(expert[2])] = tensor
         elif architecture == "gemma4" and _FUSED.fullmatch(name):
             yield f"{name}.weight", tensor
@@ -70,12 +76,16 @@ def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> 
             yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
         elif name.endswith("expert_bias"):
             yield f"{name}.bias", tensor
+        elif architecture == "gpt2" and ".c_" in name and name.endswith("weight"):
+            yield name, tensor.t()
         elif name.endswith("shared_expert_gate.weight"):
             yield name, tensor.squeeze(0)
         elif name.endswith("sinks"):
             yield f"{name}.weight", tensor
         elif name.endswith("conv.conv.weight"):
             yield name, tensor.squeeze(1)
+        elif part in ("q_proj", "k_proj", "v_proj") and getattr(config, "qkv_in_one", False):
+            joined.setdefault(f"blk.{name.split('.')[2]}.attn_qkv.{name.split('.')[-1]}", {})[part] = tensor
         elif name.endswith("kv_b_proj.weight") and not getattr(config, "in_one", False):
             both = tensor.view(config.num_attention_heads, -1, tensor.shape[1])
             keys, values = torch.split(both, [config.qk_nope_head_dim, config.v_head_dim], dim=1)
@@ -91,6 +101,35 @@ def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> 
             yield name, tensor
     for name, by_number in experts.items():
         yield name, torch.stack([by_number[i] for i in range(len(by_number))])
+    for name, parts in joined.items():
+        yield name, torch.cat([parts[f"{one}_proj"] for one in "qkv"])
+
+
+def _scan(config: Any, name: str, tensor: Tensor) -> list[tuple[str, Tensor]] | None:
+    """A tensor of Mamba-2, or of what its models have beside; None: it is stored as in others."""
+    at = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+    of_mixer = ".mamba." in name or ".mixer." in name
+    if name.endswith("A_log"):
+        return [(f"{at}.ssm_a", -tensor.exp()[:, None])]
+    if name.endswith((".mamba.D", ".mixer.D")):
+        return [(f"{at}.ssm_d", tensor[:, None])]
+    if name.endswith("dt_bias"):
+        return [(f"{at}.ssm_dt.bias", tensor)]
+    if of_mixer and name.endswith("norm.weight"):
+        groups = getattr(config, "mamba_n_groups", None) or config.n_groups
+        return [(f"{at}.ssm_norm.weight", tensor.view(groups, -1))]
+    if name.endswith("conv1d.weight"):
+        return [(f"{at}.ssm_conv1d.weight", tensor.squeeze(1))]
+    if name.endswith("shared_mlp.input_linear.weight"):
+        end = "_shexp" if config.num_local_experts else ""
+        both = zip(("gate", "up"), tensor.chunk(2), strict=True)
+        return [(f"{at}.ffn_{one}{end}.weight", part) for one, part in both]
+    if name.endswith("shared_mlp.output_linear.weight") and not config.num_local_experts:
+        return [(f"{at}.ffn_down.weight", tensor)]
+    if name.endswith("block_sparse_moe.input_linear.weight"):
+        both = zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True)
+        return [(f"{at}.ffn_{one}_exps.weight", part) for one, part in both]
+    return None
 
 
 def _delta_net(architecture: str, config: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -140,7 +179,7 @@ def save(
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", 4 * config.hidden_size),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": _kv_heads(config),
         "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-5)),

@@ -51,7 +51,9 @@ def resolve_model(
         path = Path(place).expanduser()
         if path.is_dir():
             return readable(path, wanted)
-        if path.is_file() and not wanted:
+        if path.is_file() and wanted:
+            raise ModelError(f"model {path} is a file: nothing may stand after a colon, got {wanted}")
+        if path.is_file():
             return readable_file(path)
     except (
         OSError,
@@ -59,7 +61,7 @@ def resolve_model(
     ) as error:  # an unreadable folder, a name that is too long, the "~" of an unknown user
         raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or place.startswith((".", "~")) or place.count("/") > 1:
-        raise ModelError(f"model folder {place} does not exist")
+        raise ModelError(f"model {'file' if is_gguf(path) else 'folder'} {place} does not exist")
     return _download(place, revision, wanted, files) if download else _cached(place, revision, wanted)
 
 
@@ -160,7 +162,9 @@ _PLAIN = "a folder in Hugging Face format with safetensors weights, a GGUF file,
 def readable_file(path: Path) -> Path:
     """A GGUF file, or the first piece of one. Raises `ModelError` for other files."""
     if path.suffix == ".gguf":
-        return choosing.pieces_of(path)[0]
+        first = choosing.pieces_of(path)[0]
+        _refuse_pointer(first)
+        return first
     raise ModelError(f"model {path} is a file: PETIOLE_MODEL must be {_PLAIN}")
 
 
@@ -171,17 +175,19 @@ def readable(folder: Path, wanted: str = "") -> Path:
     if (wanted or not weights) and (found := choosing.in_folder(folder, wanted)) is not None:
         return readable_file(found)
     for path in [*weights, folder / "tokenizer.json", folder / "config.json"]:
-        if _begins(path, _LFS):
-            raise ModelError(
-                f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {folder}, or set"
-                f" PETIOLE_MODEL to the hub id"
-            )
+        _refuse_pointer(path)
     return folder
 
 
-def _begins(path: Path, prefix: bytes) -> bool:
+def _refuse_pointer(path: Path) -> None:
+    """Raises `ModelError` for what stands for a file that Git LFS has not fetched."""
     try:
         with path.open("rb") as file:
-            return file.read(len(prefix)) == prefix
+            found = file.read(len(_LFS))
     except OSError:  # the reader of the file raises that error
-        return False
+        return
+    if found == _LFS:
+        raise ModelError(
+            f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {path.parent}, or set"
+            f" PETIOLE_MODEL to the hub id"
+        )

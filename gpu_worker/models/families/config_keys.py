@@ -25,10 +25,12 @@ from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
     Activation,
     Attention,
+    Dense,
     FeedForward,
     Layer,
     ModelPlan,
     Norm,
+    Pooling,
     Rotary,
     Router,
     Scale,
@@ -168,6 +170,19 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
     if given["factor"] is None:
         raise KeyError("factor")
     return replace(found, factor=number(given, "factor", 1.0, low=1e-3))
+
+
+def pooled(raw: JsonObject) -> Pooling:
+    """How a GGUF file says that texts are pooled, and the products behind that: the mean, and none, for others."""
+    kind, denses = raw.get("pooling", "mean"), raw.get("denses", [])
+    if kind not in ("first", "last", "mean"):
+        raise ModelError(f"config.json: pooling must be first, last or mean, got {shown(kind)}")
+    sizes = [size for _, inputs, outputs in denses for size in (inputs, outputs)]
+    if not all(type(size) is int and 0 < size <= MAX_WIDTH for size in sizes):
+        raise ModelError(f"config.json: denses must have from 1 to {MAX_WIDTH} numbers, got {shown(sizes)}")
+    return Pooling(
+        (kind,), tuple(Dense(str(name), inputs, outputs, bias=False) for name, inputs, outputs in denses)
+    )
 
 
 def with_axes(plan: ModelPlan, of: Callable[[Rotary], Rotary]) -> ModelPlan:

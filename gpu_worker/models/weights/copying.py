@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.weights.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.host_memory import Room, new_tensor
 from petiole.gpu_worker.models.weights.linear import (
     DenseLinear,
     Fp8Linear,
@@ -28,6 +28,7 @@ from petiole.gpu_worker.models.weights.source import QuantisedLayer
 from petiole.gpu_worker.models.weights.threads import for_each
 
 _VALUES_AT_ONCE = 2**19
+_SMALL_TENSORS = 2**24  # bytes for several of them
 _HEAD_ROWS = 8192  # of a head that is quantised, as many at a time are floats
 
 Quantization = Literal["none", "int8", "int4", "fp8"]
@@ -56,6 +57,7 @@ class Storage:
         self.progress: Callable[[], None] = lambda: None
         self._tensors: list[Tensor] = []
         self._used = 0
+        self._room = Room(_SMALL_TENSORS)
 
     @property
     def layout(self) -> list[tuple[torch.Size, torch.dtype]]:
@@ -71,7 +73,9 @@ class Storage:
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         self.progress()
         if self._used == len(self._tensors):
-            self._tensors.append(new_tensor(shape, dtype, device))
+            on_host = device.type == "cpu"
+            new = self._room.tensor(shape, dtype) if on_host else new_tensor(shape, dtype, device)
+            self._tensors.append(new)
         tensor = self._tensors[self._used]
         self._used += 1
         assert (tensor.shape, tensor.dtype, tensor.device.type) == (tuple(shape), dtype, device.type)

@@ -5,7 +5,7 @@ or three, gate and up one name or two. Names of layers and norms are without `.w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
@@ -102,7 +102,8 @@ class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
     which the first that exists counts. layer: before the names of layer {}. apart: a mixer and its feed-forward
     are stored as a layer each, one after the other. turned: how the names of layers end whose weights are stored
-    as [inputs, outputs]. tower: prefixes of what encodes pictures, where a family reads it."""
+    as [inputs, outputs]. tower: prefixes of what encodes pictures, where a family reads it. instead: other ways to
+    store the products of layers."""
 
     prefixes: tuple[str, ...] = ("model.", "")
     heads: tuple[str, ...] = ("lm_head",)
@@ -156,6 +157,13 @@ class Names:
     per_layer_out: str = "per_layer_projection"
     per_layer_out_norm: str = "post_per_layer_input_norm"
     drafting: DraftingNames = DraftingNames()
+    instead: tuple[Names, ...] = ()
+
+    def stored_in(self, tensors: Iterable[str]) -> Names:
+        """The way in which a checkpoint with these tensors stores the products: the first of which it has all."""
+        there = [".".join(name.split(".")[-3:-1]) for name in tensors] if self.instead else []
+        ways = (self, *self.instead)
+        return next((way for way in ways if {*way.qkv, *way.gate_up}.issubset(there)), self)
 
     def prefix_in(self, tensors: Tensors) -> str:
         """The prefix of this checkpoint."""

@@ -349,6 +349,8 @@ def test_layers_that_are_stored_once_are_read_once(tmp_path: Path) -> None:
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type must be absolute"),
         ("BertModel", {"hidden_act": "mish"}, "hidden_act must be gelu"),
         ("BertModel", {"is_decoder": True}, "is_decoder must be false"),
+        ("BertModel", {"pooling": "min"}, "pooling must be first, last or mean, got 'min'"),
+        ("ModernBertModel", {"denses": [["a", 64, 0]]}, r"denses must have from 1 to .*, got \[64, 0\]"),
         ("XLMRobertaModel", {"max_position_embeddings": 2, "pad_token_id": 1}, "must be above 2, got 2"),
         ("BertForSequenceClassification", {"id2label": {"1": "a"}}, "id2label must name"),
         ("ModernBertForSequenceClassification", {"classifier_pooling": "max"}, "classifier_pooling must be cls"),

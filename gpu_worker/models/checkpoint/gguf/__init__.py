@@ -4,7 +4,7 @@ Hugging Face format, so families make its plans, and the readers of `weights` it
 choosing        which file is meant, and its pieces
 tensors         its tensors, under the names of Hugging Face
 config          its metadata, as config.json
-specifics       what config.json has of one architecture
+specifics/      what config.json has of one architecture
 metadata        keys of the metadata, checked
 tensor_mapping  architectures, names of tensors, orders of rows
 blocks          from blocks of quantised tensors to codes, scales and offsets

@@ -11,12 +11,13 @@ from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
-from petiole.gpu_worker.models.checkpoint.gguf.specifics import (
+from petiole.gpu_worker.models.checkpoint.gguf.specifics.mixtures import scored_by_sigmoid
+from petiole.gpu_worker.models.checkpoint.gguf.specifics.table import (
     BY_LAYER,
+    NOT_TURNED,
     OF_LATENTS,
     PARTLY_TURNED,
     SPECIFICS,
-    scored_by_sigmoid,
 )
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     ARCHITECTURES,
@@ -29,6 +30,8 @@ from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     Architecture,
 )
 
+_TOWER = "clip"
+"""The architecture of what encodes pictures."""
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _END_TEXTS = frozenset(
@@ -50,13 +53,16 @@ def config_of(path: Path) -> dict[str, Any]:
 
 def architecture_of(header: GgufHeader) -> Architecture:
     """Raises ModelError for one that is not read."""
-    name = header.metadata.get("general.architecture")
+    name, kind = (header.metadata.get(f"general.{key}") for key in ("architecture", "type"))
+    if name == _TOWER or kind not in (None, "model"):
+        got = shown(_TOWER if name == _TOWER else kind)
+        raise ModelError(f"{header.path} must be the file of a model, got {got}: take the one that it belongs to")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known, near = ", ".join(ARCHITECTURES), get_close_matches(str(name), ARCHITECTURES, 1, 0.5)
         hint = f" (the nearest is {near[0]})" if near else ""
         raise ModelError(
             f"{header.path}: the architecture of a GGUF file must be {known}, got {shown(name)}{hint};"
-            f" for others take the checkpoint in safetensors"
+            f" of others `petiole models --can` says whether the checkpoint in safetensors is served"
         )
     if name == "llama" and header.metadata.get("llama.expert_count"):
         return MIXTRAL
@@ -83,13 +89,13 @@ class _Config:
         found = metadata.whole("attention.value_length", width)
         if found != width and self._name not in OF_LATENTS:
             raise metadata.wrong("attention.value_length", f"be {width}, the width of a head", found)
-        turned = metadata.whole("rope.dimension_count", width)
+        turned = width if self._name in NOT_TURNED else metadata.whole("rope.dimension_count", width)
         if turned != width and (self._name not in PARTLY_TURNED or turned > width):
             raise metadata.wrong("rope.dimension_count", f"be {width}, the width of a head", turned)
         blocks = metadata.whole("block_count", high=MAX_LAYERS)
         n_layers = blocks - metadata.whole("nextn_predict_layers", 0, low=0, high=blocks - 1)
         kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
-        inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
+        inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden)) - {0}
         for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):
             if not several or (len(several) != 1 and self._name not in BY_LAYER):
                 raise metadata.wrong(key, "be the same in all layers, and no 0", shown(sorted(several)))

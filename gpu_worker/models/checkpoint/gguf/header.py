@@ -154,7 +154,7 @@ class _HeaderReader:
             raise ValueError(f"tensor {shown(name)}: {shape[-1]} inputs in blocks of {block.values}")
         end = start + math.prod(shape) // block.values * block.n_bytes
         if end > len(self._data):
-            raise ModelError(f"{self._path} is truncated: {len(self._data)} bytes, its header promises {end}")
+            raise self._truncated(f", its header promises {end}")
         return GgufTensor(kind, shape, start, end, self._path)
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
@@ -201,6 +201,9 @@ class _HeaderReader:
     def _text(self) -> str:
         return self._bytes(self._count("bytes of text", _MOST_BYTES)).decode()
 
+    def _truncated(self, found: str) -> ModelError:
+        return ModelError(f"{self._path} is truncated: {len(self._data)} bytes{found}; fetch it again")
+
     def _count(self, what: str, most: int) -> int:
         n: int = self._number("Q")
         if n > most:
@@ -214,7 +217,7 @@ class _HeaderReader:
     def _bytes(self, n: int) -> bytes:
         start, self._at = self._at, self._at + n
         if self._at > len(self._data):
-            raise ModelError(f"{self._path} is truncated: {len(self._data)} bytes end within its header")
+            raise self._truncated(" end within its header")
         if self._at > _MOST_HEADER:
             raise ModelError(f"{self._path}: its header must have at most {_MOST_HEADER} bytes, got {self._at}")
         return self._data[start : self._at]

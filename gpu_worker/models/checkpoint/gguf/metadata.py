@@ -34,8 +34,10 @@ class Metadata:
         return value
 
     def of_layers(self, key: str, n: int, default: int) -> list[int]:
-        """A number for each layer; the file may have one for all."""
+        """A number for each of the first n layers; the file may have one for all."""
         value = self.get(key, default)
+        if isinstance(value, list) and len(value) == self.get("block_count"):
+            value = value[:n]
         found = value if isinstance(value, list) else [value] * n
         if len(found) != n or not all(type(one) is int and 0 <= one <= _LIMIT for one in found):
             raise self.wrong(

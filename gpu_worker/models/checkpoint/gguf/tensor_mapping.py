@@ -67,6 +67,16 @@ _DELTA_NET: Named = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_SCAN: Named = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_a": "A_log",
+    "ssm_d": "D",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+"""Mamba-2."""
 _WHOLE: Named = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -176,6 +186,28 @@ _LFM2 = Architecture(
     whole=_WHOLE | {"token_embd_norm": "model.embedding_norm"},
 )
 _COMMAND_R = Architecture("CohereForCausalLM")
+_GEMMA3_LAYER: Named = {**_GEMMA2.layer, **_NORMS}
+_NEMOTRON_H = Architecture(
+    "NemotronHForCausalLM",
+    layer={
+        **{key: f"mixer.{name}" for key, name in _SCAN.items()},
+        "attn_norm": "norm",
+        "attn_q": "mixer.q_proj",
+        "attn_k": "mixer.k_proj",
+        "attn_v": "mixer.v_proj",
+        "attn_output": "mixer.o_proj",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_exps": "mixer.experts.{}.up_proj",
+        "ffn_down_exps": "mixer.experts.{}.down_proj",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    },
+    whole={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+    before="backbone.layers.{}.",
+)
 _QWEN2 = Architecture("Qwen2ForCausalLM")
 _QWEN3 = Architecture("Qwen3ForCausalLM", layer=_LAYER | _NORMS)
 _QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS)
@@ -210,7 +242,13 @@ ARCHITECTURES = {
     "qwen35moe": _QWEN35_MOE,
     "gemma": Architecture("GemmaForCausalLM", norms_with_one=True),
     "gemma2": _GEMMA2,
-    "gemma3": replace(_GEMMA2, hub="Gemma3ForCausalLM", layer={**_GEMMA2.layer, **_NORMS}),
+    "gemma3": replace(_GEMMA2, hub="Gemma3ForCausalLM", layer=_GEMMA3_LAYER),
+    "gemma-embedding": replace(
+        _GEMMA2,
+        hub="Gemma3TextModel",
+        layer=_GEMMA3_LAYER,
+        whole=_WHOLE | {"dense_2": "dense_2", "dense_3": "dense_3"},
+    ),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",
         layer={
@@ -239,8 +277,52 @@ ARCHITECTURES = {
     "phi3": Architecture(
         "Phi3ForCausalLM", layer=_LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),
+    "phi2": Architecture(
+        "PhiForCausalLM",
+        layer=_LAYER
+        | {
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        whole=_WHOLE | {"output_norm": "model.final_layernorm"},
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        layer={
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.qkv",
+            "attn_output": "attn.out",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.up",
+            "ffn_down": "mlp.down",
+        },
+        whole={"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "output": "lm_head"},
+        before="h.{}.",
+    ),
     "mistral3": replace(_LLAMA, hub="Ministral3ForCausalLM"),
     "granite": replace(_LLAMA, hub="GraniteForCausalLM"),
+    "granitehybrid": replace(
+        _LLAMA,
+        hub="GraniteMoeHybridForCausalLM",
+        layer={
+            **_LAYER,
+            **{key: f"mamba.{name}" for key, name in _SCAN.items()},
+            "ffn_gate": "shared_mlp.gate_proj",
+            "ffn_up": "shared_mlp.up_proj",
+            "ffn_down": "shared_mlp.output_linear",
+            "ffn_gate_shexp": "shared_mlp.gate_proj",
+            "ffn_up_shexp": "shared_mlp.up_proj",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+            "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+            "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+        },
+    ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
     "smollm3": replace(_LLAMA, hub="SmolLM3ForCausalLM"),
     "seed_oss": Architecture(
         "SeedOssForCausalLM", layer=_LAYER | {"post_attention_norm": "post_attention_layernorm"}
@@ -251,6 +333,9 @@ ARCHITECTURES = {
     "olmoe": Architecture("OlmoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM", layer=_LAYER | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+    ),
+    "chatglm": Architecture(
+        "GlmForCausalLM", layer=_LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),
     "glm4": Architecture(
         "Glm4ForCausalLM",
@@ -310,6 +395,23 @@ ARCHITECTURES = {
             "token_embd_norm": "embeddings.LayerNorm",
         },
         before="encoder.layer.{}.",
+    ),
+    "modern-bert": Architecture(
+        "ModernBertModel",
+        layer={
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        whole={
+            "token_embd": "embeddings.tok_embeddings",
+            "token_embd_norm": "embeddings.norm",
+            "output_norm": "final_norm",
+        },
+        before="layers.{}.",
     ),
     "nomic-bert": Architecture(
         "NomicBertModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry, Tensor
 _VALUES_AT_ONCE = 2**24
 _MOST_ENTRIES = 2**19
 """Tensors under the names of Hugging Face, which has those of experts one by one."""
-_DROPPED = {".conv.conv.weight": 1, ".linear_attn.conv1d.weight": 1, ".mlp.shared_expert_gate.weight": 0}
+_DROPPED = {".conv.conv.weight": 1, ".conv1d.weight": 1, ".mlp.shared_expert_gate.weight": 0}
 """The dimension of size 1 that the converter drops, by the end of a tensor's name."""
+_FLAT = (".A_log", ".mixer.D", ".mamba.D", ".mixer.norm.weight", ".mamba.norm.weight")
+"""Tensors of one dimension that the converter stores in two."""
 
 _BY_HEAD = (".k_b_proj.weight", ".v_b_proj.weight")
 """Tensors that the converter stores head by head, in three dimensions."""
@@ -33,6 +36,8 @@ def _entry(tensor: GgufTensor, place: Place) -> TensorEntry:
     for end, at in _DROPPED.items():
         if place.name.endswith(end):
             shape = (*shape[:at], 1, *shape[at:])
+    if place.name.endswith(_FLAT):
+        shape = (math.prod(shape),)
     if place.name.endswith(_BY_HEAD) and len(shape) == 3:
         shape = (shape[0] * shape[1], *shape[2:])
     if place.parts > 1:

@@ -18,7 +18,6 @@ from petiole.gpu_worker.models.plan import (
     ModelPlan,
     Norm,
     PerLayerInput,
-    Pooling,
 )
 from petiole.gpu_worker.models.vision.reading import GEMMA3 as GEMMA3_SIGHT, with_eyes
 
@@ -53,7 +52,7 @@ def gemma3(outer: JsonObject) -> ModelPlan:
 def embedding_gemma(raw: JsonObject) -> ModelPlan:
     """Without a head. All positions see each other, but for layers with a window: as many positions on each side
     as half of it, rounded down."""
-    plan = replace(_plan(raw), pooling=Pooling(("mean",)))
+    plan = replace(_plan(raw), pooling=config_keys.pooled(raw))
     if not raw.get("use_bidirectional_attention"):
         return plan
 

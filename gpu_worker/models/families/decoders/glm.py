@@ -17,6 +17,9 @@ NAMES = Names(
     feed_forward_out_norm="post_mlp_layernorm",
 )
 
+IN_ONE = replace(NAMES, qkv=("self_attn.qkv_proj",))
+"""GGUF files of a ChatGLM."""
+
 
 def glm(raw: JsonObject) -> ModelPlan:
     raw = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "attention_bias": True, **raw}
@@ -33,4 +36,7 @@ def glm4(raw: JsonObject) -> ModelPlan:
     return replace(plan, layers=tuple(layers))
 
 
-FAMILIES = (Family(("GlmForCausalLM",), glm, NAMES), Family(("Glm4ForCausalLM",), glm4, NAMES))
+FAMILIES = (
+    Family(("GlmForCausalLM",), glm, replace(NAMES, instead=(IN_ONE,))),
+    Family(("Glm4ForCausalLM",), glm4, NAMES),
+)

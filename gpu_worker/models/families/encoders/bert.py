@@ -97,7 +97,7 @@ def encoder(
         "embedding_norm": norm,
         "learned_positions": positions,
         "first_position": first_position,
-        "pooling": Pooling((raw.get("pooling", "mean"),)),  # so named by a GGUF file alone
+        "pooling": config_keys.pooled(raw),
         "dtype": config_keys.dtype(raw),
     }
     return ModelPlan(**parts | more)

@@ -67,7 +67,7 @@ def modernbert(raw: JsonObject) -> ModelPlan:
             raw, *(layer.attention.rotary for layer in layers if layer.attention.rotary)
         ),
         embedding_norm=norm,
-        pooling=Pooling(("mean",)),
+        pooling=config_keys.pooled(raw),
         dtype=config_keys.dtype(raw),
     )
 

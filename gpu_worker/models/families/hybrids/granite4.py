@@ -33,6 +33,9 @@ NAMES = Names(
     ),
 )
 
+IN_TWO = replace(NAMES, gate_up=("shared_mlp.gate_proj", "shared_mlp.up_proj"))
+"""Gate and up of GGUF files."""
+
 
 def plan(raw: JsonObject) -> ModelPlan:
     n = config_keys.n_layers(raw)
@@ -81,4 +84,4 @@ def _mamba2(raw: JsonObject) -> Mamba2:
     return checked(raw, mixer, groups="mamba_n_groups")
 
 
-FAMILIES = (Family(("GraniteMoeHybridForCausalLM",), plan, NAMES),)
+FAMILIES = (Family(("GraniteMoeHybridForCausalLM",), plan, replace(NAMES, instead=(IN_TWO,))),)

@@ -25,6 +25,8 @@ NAMES = Names(
     feed_forward_norm="ln_2",
     turned=("c_attn", "c_proj", "c_fc"),
 )
+OF_GGUF = replace(NAMES, qkv=("attn.qkv",), out=("attn.out",), gate_up=("mlp.up",), down=("mlp.down",), turned=())
+"""GGUF files store the weights as [outputs, inputs]."""
 _KEYS = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
@@ -62,4 +64,4 @@ def plan(raw: JsonObject) -> ModelPlan:
     return config_keys.usual_plan(raw, layers, norm=norm, learned_positions=positions)
 
 
-FAMILIES = (Family(("GPT2LMHeadModel",), plan, NAMES),)
+FAMILIES = (Family(("GPT2LMHeadModel",), plan, replace(NAMES, instead=(OF_GGUF,))),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
@@ -10,6 +12,8 @@ from petiole.gpu_worker.models.plan import FeedForward, ModelPlan, Norm
 from petiole.gpu_worker.models.weights.names import Names
 
 NAMES = Names(norm="final_layernorm", out=("self_attn.dense",), gate_up=("mlp.fc1",), down=("mlp.fc2",))
+IN_ONE = replace(NAMES, qkv=("self_attn.qkv_proj",))
+"""Queries, keys and values of old GGUF files."""
 
 
 def plan(raw: JsonObject) -> ModelPlan:
@@ -34,4 +38,4 @@ def plan(raw: JsonObject) -> ModelPlan:
     return config_keys.usual_plan(raw, layers, norm=norm, head_bias=True)
 
 
-FAMILIES = (Family(("PhiForCausalLM",), plan, NAMES),)
+FAMILIES = (Family(("PhiForCausalLM",), plan, replace(NAMES, instead=(IN_ONE,))),)

@@ -63,7 +63,7 @@ def named_in(given: Mapping[str, Any], raw: Mapping[str, Any]) -> str | None:
     method = str(given.get("quant_method") or "").lower()
     if not method and given.keys() & {"load_in_4bit", "load_in_8bit"}:
         return METHODS["bitsandbytes"]
-    if not method and isinstance(raw.get("quantization"), Mapping) and "bits" in raw["quantization"]:
+    if not method and any(isinstance(one, Mapping) and "bits" in one for one in (given, raw.get("quantization"))):
         return METHODS["mlx"]
     bits = given.get("bits")
     if method in ("gptq", "auto-round", "awq") and isinstance(bits, int) and bits not in (4, 8):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.harness.driver import Driver
@@ -62,6 +63,16 @@ _GEMMA4_KEYS = {
     "rope.dimension_count": 32,
 }
 _COHERE_KEYS = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
+_SCAN_KEYS = {"ssm.conv_kernel": 4, "ssm.state_size": 24, "ssm.time_step_rank": 8, "ssm.inner_size": 128}
+_GRANITE_KEYS = _SCAN_KEYS | {
+    "attention.head_count_kv": [0, 2, 0],
+    "rope.dimension_count": 16,
+    "rope.scaling.finetuned": False,
+    "attention.scale": 0.2,
+    "residual_scale": 0.4,
+    "expert_shared_feed_forward_length": 80,
+}
+_NEMOTRON_KEYS = _SCAN_KEYS | _WIDE | {"ssm.group_count": 2, "rope.dimension_count": 16}
 _LATENTS = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 16}
 _LATENT_KEYS = {
     "attention.head_count_kv": 1,
@@ -259,6 +270,55 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"embedding_scale": 3.0, "attention.scale": 0.2, "residual_scale": 0.4, "logit_scale": 2.0},
     ),
+    "granite4-h": ("granite4-h", "granitehybrid", {}, _GRANITE_KEYS | {"ssm.group_count": 2}),
+    "granite4-h-turned": (
+        "granite4-h",
+        "granitehybrid",
+        {"position_embedding_type": "rope"},
+        _GRANITE_KEYS | {"ssm.group_count": 2, "rope.scaling.finetuned": True},
+    ),
+    "granite4-h-moe": (
+        "granite4-h-moe",
+        "granitehybrid",
+        {},
+        _GRANITE_KEYS | {"ssm.group_count": 1, "expert_count": 7, "expert_used_count": 2},
+    ),
+    "nemotron-h": (
+        "nemotron-h",
+        "nemotron_h",
+        {},
+        _NEMOTRON_KEYS
+        | {"attention.head_count_kv": [0, 0, 0, 2, 0, 0], "feed_forward_length": [0, 96, 0, 0, 96, 0]},
+    ),
+    "nemotron-h-moe": (
+        "nemotron-h-moe",
+        "nemotron_h_moe",
+        {},
+        _NEMOTRON_KEYS
+        | {
+            "attention.head_count_kv": [0, 0, 2, 0, 0, 0],
+            "feed_forward_length": [0, 32, 0, 32, 0, 0],
+            "expert_count": 12,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 48,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.5,
+            "expert_group_count": 3,
+            "expert_group_used_count": 2,
+        },
+    ),
+    "phi2": ("phi2", "phi2", {}, {"rope.dimension_count": 8, "attention.layer_norm_epsilon": 1e-5}),
+    "phi2-older": ("phi2", "phi2", {"qkv_in_one": True}, {"rope.dimension_count": 8}),
+    "gpt2": (
+        "gpt2",
+        "gpt2",
+        {"n_inner": None},
+        {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 256},
+    ),
+    "chatglm": ("glm", "chatglm", {"qkv_in_one": True}, {"rope.dimension_count": 8}),
+    "chatglm-apart": ("glm", "chatglm", {}, {"rope.dimension_count": 8}),
     "smollm3": (
         "smollm3",
         "smollm3",
@@ -371,7 +431,8 @@ def _made(name: str, kind: str) -> tuple[Any, str, dict[str, Any]]:
         }
     if architecture == "gemma4":
         model.factors = {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}
-    theta = model.config.rope_parameters.get("rope_theta", 10_000.0)
+    turns = getattr(model.config, "rope_parameters", None) or {}
+    theta = turns.get("rope_theta", 10_000.0)
     return model, architecture, {"rope.freq_base": float(theta)} | keys
 
 
@@ -383,8 +444,27 @@ def test_logits_are_those_of_transformers(open_runtime: Any, tmp_path: Path, nam
     check(open_runtime, Quantised(path, model))
 
 
-ENCODERS = {"bert": "bert-mean", "nomic-bert": "nomic-bert"}
-"""By architecture, an encoder of `tests.support.text_models`."""
+_GEMMA_KEYS = {
+    **_WIDE,
+    "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": [True, True, False],
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+}
+_MODERN_KEYS = {
+    "attention.layer_norm_epsilon": 1e-5,
+    "attention.sliding_window": 8,
+    "attention.sliding_window_pattern": 3,
+    "rope.freq_base": 160_000.0,
+    "rope.freq_base_swa": 1e4,
+}
+ENCODERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "bert": ("bert-mean", {}, {}),
+    "nomic-bert": ("nomic-bert", {}, {"rope.freq_base": 1000.0}),
+    "modern-bert": ("modernbert", {}, _MODERN_KEYS),
+    "gemma-embedding": ("embedding-gemma", {"query_pre_attn_scalar": 32}, _GEMMA_KEYS),
+}
+"""By architecture, an encoder of `tests.support.text_models`, how it differs, and the keys of its file."""
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
@@ -393,14 +473,34 @@ def test_vectors_are_those_of_transformers(
     open_runtime: Any, tmp_path: Path, architecture: str, kind: str
 ) -> None:
     (tmp_path / "hub").mkdir()
-    model = write_encoder(tmp_path / "hub", ENCODERS[architecture])
+    name, changes, more = ENCODERS[architecture]
+    model = write_encoder(tmp_path / "hub", name, **changes)
     if kind != "F32":
         grid(model)
     keys = {"attention.layer_norm_epsilon": 1e-12, "attention.causal": False, "pooling_type": 1}
-    theta = {"rope.freq_base": 1000.0} if architecture == "nomic-bert" else {}
-    (path,) = save(tmp_path / "m.gguf", model, architecture, keys | theta, kind)
+    (path,) = save(tmp_path / "m.gguf", model, architecture, keys | more, kind)
     (vector,) = made(Driver(open_runtime(path)), 33)
     assert cosine(vector, reference(model, tokens(33), "mean")) > 0.9999999
+
+
+def test_products_behind_the_pooling_are_computed(
+    open_runtime: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files of EmbeddingGemma have them if the converter was asked for them."""
+    (tmp_path / "hub").mkdir()
+    name, changes, keys = ENCODERS["gemma-embedding"]
+    model = write_encoder(tmp_path / "hub", name, **changes)
+    drawn = np.random.default_rng(1)
+    wide, narrow = (drawn.normal(0, 0.1, shape).astype(np.float32) for shape in ((96, 64), (64, 96)))
+    model.factors = {"dense_2.weight": wide, "dense_3.weight": narrow}
+    (path,) = save(tmp_path / "m.gguf", model, "gemma-embedding", keys | {"pooling_type": 1})
+    (vector,) = made(Driver(open_runtime(path)), 33)
+    assert cosine(vector, narrow @ (wide @ reference(model, tokens(33), "mean"))) > 0.9999999
+    assert "lacks" not in caplog.text
+    model.factors = {}
+    (path,) = save(tmp_path / "without.gguf", model, "gemma-embedding", keys | {"pooling_type": 1})
+    open_runtime(path)
+    assert "without.gguf lacks dense_2 and dense_3" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,13 @@ def test_a_folder_and_a_name(tmp_path: Path) -> None:
         resolve_model(f"{tmp_path}:Q5_0")
     with pytest.raises(ModelError, match=r"model folder /nowhere does not exist"):
         resolve_model("/nowhere:Q5_0")
+    with pytest.raises(ModelError, match=r"model file /nowhere\.gguf does not exist"):
+        resolve_model("/nowhere.gguf")
+    with pytest.raises(ModelError, match=r"m-Q4_0\.gguf is a file: nothing may stand after a colon, got Q4_0"):
+        resolve_model(f"{tmp_path}/m-Q4_0.gguf:Q4_0")
+    (tmp_path / "m-Q8_0.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelError, match=r"m-Q8_0\.gguf is a Git-LFS pointer, not the file itself"):
+        resolve_model(f"{tmp_path}:Q8_0")
 
 
 @pytest.fixture

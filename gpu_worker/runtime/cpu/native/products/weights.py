@@ -8,7 +8,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.host_memory import Room
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodeLayout
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
@@ -19,7 +19,7 @@ _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 6
 _VALUES = 16
 _EIGHT = 8  # inputs whose four-bit codes lie together
 _PANEL = 32
-_LINE = 64
+_ROOM = 2**30
 _LARGE = 1 << 20  # weights that are worth keeping in 12 bits: smaller matrices stay in the caches
 
 
@@ -92,31 +92,6 @@ EMPTY = LinearStruct(block=_PANEL)
 """A map without outputs."""
 
 
-class _Room:
-    """Memory for matrices one after the other, in pages of 2 MB if the system has them. The part that is not used
-    yet costs nothing: the system hands out a page when something is written to it."""
-
-    _LEAST = 1 << 30
-
-    def __init__(self) -> None:
-        self._kept: list[Tensor] = []
-        self._left, self._next = 0, 0
-
-    def at_least(self, n_bytes: int) -> int:
-        """The address of this many free bytes."""
-        if self._left < n_bytes:
-            memory = new_tensor((max(n_bytes, self._LEAST),), torch.uint8, torch.device("cpu"))
-            self._kept.append(memory)
-            self._left, self._next = memory.nbytes, memory.data_ptr()
-        return self._next
-
-    def take(self, n_bytes: int) -> None:
-        """The next matrix begins after these bytes, on a line of the cache."""
-        n_bytes = min(-(-n_bytes // _LINE) * _LINE, self._left)
-        self._left -= n_bytes
-        self._next += n_bytes
-
-
 class Weights:
     """`other`: the library that may read the same weights. dtype: of the model."""
 
@@ -127,7 +102,7 @@ class Weights:
         self._other = other
         self._half = dtype == torch.bfloat16 and bool(library.petiole_halves())
         self._kept: list[object] = []
-        self._room = _Room()
+        self._room = Room(_ROOM)
 
     def linear(self, linear: Linear, library_from: int = NEVER) -> LinearStruct:
         """Rearranges the weights. Nobody else can use them afterwards, except the other library, which multiplies
@@ -157,7 +132,7 @@ class Weights:
         )
         n_threads = torch.get_num_threads()
         copies = torch.empty((n_threads, k, block), dtype=weight.dtype)
-        room = c_void_p(self._room.at_least(weight.nbytes) if kind == _TWELVE else None)
+        room = c_void_p(self._room.at_least(weight.nbytes).data_ptr() if kind == _TWELVE else None)
         self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), room, c_int32(n_threads))
         if packed.kind == _TWELVE:
             self._room.take(n // block * packed.stride)

@@ -306,7 +306,8 @@ def small(tmp_path: Path, **changes: Any) -> tuple[Path, dict[str, Any], dict[st
     [
         ({"general.architecture": "mamba"}, "got 'mamba'"),
         ({"general.architecture": "qwen4moe"}, "got 'qwen4moe' (the nearest is qwen3moe)"),
-        ({"general.architecture": "clip"}, "got 'clip'"),
+        ({"general.architecture": "clip"}, "must be the file of a model, got 'clip'"),
+        ({"general.type": "adapter"}, "must be the file of a model, got 'adapter'"),
         ({"qwen2.expert_count": 8}, "qwen2.expert_count must be 0, got 8"),
         ({"split.count": 3}, "split.count must be 1, as the file's name says, got 3"),
         ({"qwen2.block_count": "two"}, "qwen2.block_count must be a whole number"),

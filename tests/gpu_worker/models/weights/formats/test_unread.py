@@ -27,6 +27,11 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
         {f"{LAYER}.weight": WORDS, f"{LAYER}.scales": HALF, f"{LAYER}.biases": HALF},
         "MLX",
     ),
+    "mlx with half of its configuration": (
+        {"quantization_config": {"group_size": 64, "bits": 4, "mode": "affine"}},
+        {f"{LAYER}.weight": WORDS, f"{LAYER}.scales": HALF, f"{LAYER}.biases": HALF},
+        "MLX",
+    ),
     "mlx without its configuration": (
         {},
         {f"{LAYER}.weight": WORDS, f"{LAYER}.scales": HALF, f"{LAYER}.biases": HALF},
