@@ -48,6 +48,12 @@ class Connections(ConnectionPool):
 class Producer(messaging.Producer):
     app: Celery
     connection: Any
+    _channel: Any
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether what is published is not sent (`redis_transport`)."""
+        return getattr(self._channel, "is_collecting", False)
 
     def publish(self, body: Any, *more: Any, **options: Any) -> Any:
         theirs = interop.elsewhere(self.app, options.get("reply_to"))

@@ -60,10 +60,12 @@ class Bundles:
     def send(self) -> None:
         """Send all. A message that is not sent has an `error` afterwards."""
         for app, pushes in self._of_apps.items():
-            _send(app, pushes)
+            send(app, pushes)
 
 
-def _send(app: App, pushes: Sequence[Push]) -> None:
+def send(app: App, pushes: Sequence[Push]) -> None:
+    """Send them. One that is not sent has an `error` afterwards."""
+
     def unsent() -> list[Push]:
         return [one for one in pushes if not (one.sent or one.error)]
 

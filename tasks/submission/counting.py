@@ -84,7 +84,7 @@ class CountTask(SubmittedTask):
         check_submission({**options, "task_id": more[0]} if more else options, self.app.conf.accept_content)
         request_of(args or (), kwargs)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
-        choose_model(self.app, {}, options)
+        self._for_model({}, options)
         queue = str(options.pop("queue", None) or self.app.conf.task_default_queue)
         if require_worker:
             availability.require(queue)
@@ -95,6 +95,11 @@ class CountTask(SubmittedTask):
             submitted.__class__ = AsyncCount
             submitted.submitted_to = queue
         return cast(AsyncCount, submitted)
+
+    def _for_model(self, request: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
+        """A count has no adapter."""
+        choose_model(self.app, {}, options)
+        return request
 
     def headers_of(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
         request_of(args, kwargs)

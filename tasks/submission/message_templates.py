@@ -16,8 +16,10 @@ import sys
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from celery.utils import uuid
 from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
 from kombu.messaging import Producer
+from kombu.serialization import dumps
 from kombu.utils import json as kombu_json
 
 from petiole.contract.requests.generation import in_json
@@ -36,7 +39,7 @@ from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import markers
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.bundles import ensured, reaching_the_broker
+from petiole.tasks.submission.bundles import reaching_the_broker
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.headers import KNOWN
 from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
@@ -44,12 +47,13 @@ from petiole.tasks.wire.keys import AFFINITY_HEADER, SENT_HEADER, TENANT_HEADER
 MOST_KEPT = 1000
 LARGE = 2**16
 """Characters, token ids and entries of arguments, above which a message takes long to write."""
-_OPTIONS = {"queue", "priority", "headers", "task_id"}
+OPTIONS = {"queue", "priority", "headers", "task_id"}
 _OF_ONE_TASK = {AFFINITY_HEADER, *carried.NAMES}
 """Headers that a message of Celery's may have, and the messages made from it have of their own."""
 HeadersOf = Callable[[Sequence[object], Mapping[str, Any]], Mapping[str, str]]
 """The headers that a task's message gets from its arguments. Raises `InvalidRequest`."""
 
+_AWAY = Unavailable, OperationalError
 _FORM = {"content-type": "application/json", "content-encoding": "utf-8"}
 
 
@@ -104,8 +108,21 @@ class MessageTemplate:
 
     def write(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
         """`message` on this thread."""
+        with self.sending(task_id, kwargs, headers) as message:
+            return message
+
+    @contextmanager
+    def sending(
+        self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> Iterator[PreparedMessage]:
+        """A context in which this message may be sent, in the span of the submission. Raises `InvalidRequest`."""
         kwargs = in_json(kwargs)
         found = self.headers_of((), kwargs)
+        with spans.sending(self.task.name) as span:
+            span.sent(task_id, self.queue)
+            yield self._written(task_id, kwargs, {**found, **headers})
+
+    def _written(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
         own = {
             "id": task_id,
             "root_id": task_id,
@@ -113,10 +130,8 @@ class MessageTemplate:
         }
         if SENT_HEADER in self.headers:
             own[SENT_HEADER] = round(time.time(), 3)
-        with spans.sending(self.task.name) as span:
-            span.sent(task_id, self.queue)
-            trace = carried.headers()
-        body = b64encode(json.dumps([[], kwargs, self.embed]).encode()).decode()
+        trace = carried.headers()
+        body = b64encode(_body([[], kwargs, self.embed]).encode()).decode()
         properties = {
             **self.properties,
             "correlation_id": task_id,
@@ -125,7 +140,7 @@ class MessageTemplate:
         markers.look(self.task.app, self.queue)
         return PreparedMessage(
             self.prefix + self.list_name,
-            f'{{"headers": {_headers({**self.headers, **found, **headers, **own, **trace})[:-1]}',
+            f'{{"headers": {_headers({**self.headers, **trace, **headers, **own})[:-1]}',
             f'}}, "body": "{body}", "properties": {json.dumps(properties)}, {json.dumps(_FORM)[1:]}',
             trace,
         )
@@ -138,6 +153,13 @@ def _headers(value: Mapping[str, Any]) -> str:
         return str(kombu_json.dumps(value))  # type: ignore[no-untyped-call]
 
 
+def _body(value: Sequence[Any]) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError:  # as above; kombu's error is another one
+        return str(dumps(value, "json")[-1])  # type: ignore[no-untyped-call]
+
+
 class MessageTemplates:
     """The templates of a task: one for each queue, priority and tenant. They are made anew when the app's settings
     or Celery's functions have changed, and in a forked child, whose messages need tags of their own."""
@@ -146,6 +168,7 @@ class MessageTemplates:
         self._task, self._headers_of = task, headers_of
         self._known: dict[object, MessageTemplate | None] = {}
         self._made_in: tuple[object, ...] = ()
+        self._functions: Sequence[object] = ()
         self._is_plain = self._goes_to_the_streams = False
         self._tenants: Collection[str] = ()
 
@@ -156,12 +179,16 @@ class MessageTemplates:
         if (which := self._which(submission)) is None:
             return None
         if which not in self._known:
-            app = self._task.app
             self._headers_of((), in_json(kwargs))  # before anybody waits for the broker
+            app = self._task.app
             with app.pools.producers.acquire(block=True) as producer:
-                with reaching_the_broker(app):
-                    ensured(app, producer, lambda: producer.channel)
-                self._keep(which, self._made(producer, kwargs, submission))
+                if not producer.connection.connected:
+                    with reaching_the_broker(app):
+                        producer.connection.ensure_connection(**app.conf.task_publish_retry_policy)
+                try:
+                    self._keep(which, self._made(producer, kwargs, submission))
+                except _AWAY:  # the connection was lost: `apply_async` makes another one
+                    return None
         return self._known.get(which)
 
     async def to_the_streams(
@@ -174,7 +201,7 @@ class MessageTemplates:
         if which not in self._known:
             try:
                 self._keep(which, await LOOKUPS.run(self._make, kwargs, submission))
-            except (Unavailable, OperationalError):
+            except _AWAY:
                 return None
         return self._known.get(which)
 
@@ -187,10 +214,16 @@ class MessageTemplates:
     ) -> MessageTemplate | None:
         """Let Celery make a message, and send none."""
         task, app, task_id = self._task, self._task.app, uuid()
+        if not hasattr(producer.channel, "collecting"):  # no Redis
+            return None
         tenant = self._tenant(submission)
         told = {**submission, "task_id": task_id, "headers": {} if tenant is None else {TENANT_HEADER: tenant}}
-        with producer.channel.collecting() as pushes:
-            task.apply_async((), kwargs, producer=producer, retry=False, **told)
+        try:
+            with producer.channel.collecting() as pushes:
+                task.apply_async((), kwargs, producer=producer, retry=False, **told)
+        except _AWAY:
+            producer.revive(producer.connection)  # kombu has closed the channel
+            raise
         if len(pushes) != 1:
             return None
         message = json.loads(pushes[0].message)
@@ -199,6 +232,7 @@ class MessageTemplates:
             any(message[name] != form for name, form in _FORM.items())
             or properties["body_encoding"] != "base64"
             or "compression" in headers
+            or headers.get("expires", True)  # its task's own: each message has another. Protocol 1 has none
         ):
             return None
         _, _, embed = json.loads(b64decode(message["body"]))
@@ -228,19 +262,23 @@ class MessageTemplates:
         """None: no template serves it."""
         app, queue = self._task.app, submission.get("queue")
         if (
-            not submission.keys() <= _OPTIONS
+            not submission.keys() <= OPTIONS
             or type(queue) not in {str, type(None)}
             or not (submission.get("headers") or {}).keys().isdisjoint(KNOWN)
             or interop.others_listen()
             or app.current_worker_task is not None
+            or self._task.ignore_result
+            or "apply_async" in vars(self._task)
+            or "send_task" in vars(app)
         ):
             return None
-        now = os.getpid(), dict(app.conf.changes), *(getattr(*where) for where in _submitters(self._task))
-        if self._made_in != now:
+        now = os.getpid(), dict(app.conf.changes)
+        functions = [getattr(*where) for where in _submitters(self._task)]
+        if self._made_in != now or not all(map(is_, functions, self._functions)):
             self._is_plain = _is_plain(app) and all(_is_as_written(*where) for where in _submitters(self._task))
             self._goes_to_the_streams = _goes_to_the_streams(app)
             self._tenants = settings().weights.keys()
-            self._known, self._made_in = {}, now
+            self._known, self._made_in, self._functions = {}, now, functions
         return (queue, submission.get("priority"), self._tenant(submission)) if self._is_plain else None
 
     def _tenant(self, submission: Mapping[str, Any]) -> str | None:
@@ -261,10 +299,11 @@ def _submitters(task: Task) -> Sequence[tuple[type, str]]:
 
 
 def _is_as_written(kind: type, name: str) -> bool:
-    """Whether nobody has put a function of his own in the place of this method."""
+    """Whether nobody has put a function of his own in the place of this method. A wrapper of wrapt's, such as New
+    Relic's, calls itself a function, and equals what it wraps."""
     owner = next(one for one in kind.__mro__ if name in vars(one))
     found, module = vars(owner)[name], sys.modules[owner.__module__]
-    return isinstance(found, FunctionType) and found.__code__.co_filename == module.__file__
+    return type(found) is FunctionType and found.__code__.co_filename == module.__file__
 
 
 def _is_large(kwargs: Mapping[str, Any]) -> bool:

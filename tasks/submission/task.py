@@ -31,8 +31,8 @@ from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
-from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker
-from petiole.tasks.submission.message_templates import MessageTemplates
+from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker, send
+from petiole.tasks.submission.message_templates import OPTIONS, MessageTemplates
 from petiole.tasks.submission.options import affinity_headers, apart, choose_model, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.traces import carried, spans
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
 else:
     publishing = _lazy.module("petiole.tasks.app.redis_transport")
+
+
+_OF_TEMPLATES = OPTIONS | {"model", "confirm"}
 
 
 class SubmittedTask(Task):  # type: ignore[misc]
@@ -79,11 +82,12 @@ class SubmittedTask(Task):  # type: ignore[misc]
         impatient: bool,
     ) -> AsyncGeneration:
         """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
-        little, and others may still succeed."""
+        little, and others may still succeed. What becomes a template is no submission, and has no span."""
+        is_template = getattr(options.get("producer"), "is_collecting", False)
         with (
             reaching_the_broker(self.app, breaker=not impatient),
             publishing.confirmed(self._confirmation(confirm)),
-            spans.sending(self.name) as span,
+            spans.Submission() if is_template else spans.sending(self.name) as span,
         ):
             submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
             if isinstance(submitted, AsyncGeneration):  # not an eager one
@@ -126,34 +130,41 @@ class SubmittedTask(Task):  # type: ignore[misc]
     ) -> AsyncGeneration:
         """Submit it. With `bundles`, a message that a template makes is sent with those of others, later."""
         request, submission = apart(options)
-        own = Bundles()
-        submitted = None if given else self._templated(request, submission, bundles or own)
-        if submitted is None:
-            submitted = self.apply_async(given, request, **submission)
-        own.send()
-        for push in own.kept:
-            if push.error is not None:
-                raise push.error
-        return submitted
+        if not given and submission.keys() <= _OF_TEMPLATES:
+            submitted = self._templated(request, submission, bundles)
+            if submitted is not None:
+                return submitted
+        otherwise: AsyncGeneration = self.apply_async(given, request, **submission)
+        return otherwise
 
     def _templated(
-        self, request: Mapping[str, Any], submission: Mapping[str, Any], bundles: Bundles
+        self, request: Mapping[str, Any], submission: Mapping[str, Any], bundles: Bundles | None
     ) -> AsyncGeneration | None:
         """Submit it by a template. None: there is none."""
         options = dict(submission)
-        request, confirm = choose_model(self.app, request, options), options.pop("confirm", None)
+        request, confirm = self._for_model(request, options), options.pop("confirm", None)
         check_submission(options, self.app.conf.accept_content)
         if (template := self.templates.of(request, options)) is None:
             return None
         warn_a_producer()
         interop.tell_who_is_eager(self.app)
         confirmation, task_id = self._confirmation(confirm), options.get("task_id") or uuid()
-        message = template.write(task_id, request, options.get("headers") or {})
-        self.app.breaker.check()
-        bundles.keep(self.app, publishing.Push(template.list_name, message.text, confirmation))
+        with template.sending(task_id, request, options.get("headers") or {}) as message:
+            push = publishing.Push(template.list_name, message.text, confirmation)
+            if bundles is None:
+                send(self.app, [push])
+            else:
+                self.app.breaker.check()
+                bundles.keep(self.app, push)
+            if push.error is not None:
+                raise push.error
         submitted = self.result_of(task_id, template.queue)
         submitted.trace = message.trace
         return submitted
+
+    def _for_model(self, request: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
+        """The option `model`, out of the options."""
+        return choose_model(self.app, request, options)
 
 
 class GenerationTask(SubmittedTask):

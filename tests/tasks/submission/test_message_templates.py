@@ -8,30 +8,43 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
+import wrapt
 from celery import Celery, Task, signals
+from kombu.exceptions import EncodeError
 from kombu.messaging import Producer
+from kombu.transport.redis import Channel, Transport
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from petiole.tasks import InvalidRequest
+from petiole.tasks import InvalidRequest, Unavailable
 from petiole.tasks.app.application import make_app
+from petiole.tasks.app.circuit_breaker import Breaker
+from petiole.tasks.fleet import models
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
 from petiole.tasks.submission import message_templates
 from petiole.tasks.submission.counting import CountTask
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.traces import carried, spans
 from petiole.tasks.wire.keys import SENT_HEADER
 from tests.support.site import RedisServer
 
 Options = dict[str, Any]
 PROMPT = {"prompt": 'It\'s "x" \\ é', "stop": ["a", "b"], "seed": 3, "logit_bias": {5: -1.5}}
 TALK = {"messages": [{"role": "user", "content": 'It\'s "x" \\ é ' + "long " * 300}], "max_tokens": "rest"}
+
+
+THEIRS = "00-11111111111111111111111111111111-2222222222222222-01"
 
 
 @pytest.fixture
@@ -185,6 +198,24 @@ def queued(server: RedisServer, queue: str = "petiole") -> list[Options]:
     return found
 
 
+def test_the_first_submission_waits_for_the_broker_once(
+    server: RedisServer, tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, tried, stock = tasks["tasks.generate"], list[str](), Transport.establish_connection
+    monkeypatch.setattr(Transport, "establish_connection", lambda self: tried.append("") or stock(self))
+    server.kill()
+
+    def tries(submit: Callable[[], object]) -> int:
+        task.app.breaker = Breaker()
+        tried.clear()
+        with pytest.raises(Unavailable):
+            submit()
+        return len(tried)
+
+    ours = tries(lambda: task.delay(prompt="x"))
+    assert ours == tries(lambda: task.apply_async((), {"prompt": "x"}))
+
+
 WRITTEN_BY_KOMBU = {"today": date(2026, 1, 2), "at": UUID(int=7), "share": Decimal("1.5")}
 
 
@@ -195,6 +226,7 @@ WRITTEN_BY_KOMBU = {"today": date(2026, 1, 2), "at": UUID(int=7), "share": Decim
         ("tasks.chat", TALK, {"priority": 3, "headers": {"tenant": "acme", "mine": 1}}, "petiole.acme\x06\x163"),
         ("tasks.generate", PROMPT, {"queue": "other", "headers": WRITTEN_BY_KOMBU}, "other"),
         ("tasks.generate", PROMPT, {"headers": {"shadow": "hidden"}, "countdown": 0}, "petiole"),
+        ("tasks.generate", PROMPT | {"temperature": Decimal("0.5")}, {}, "petiole"),
     ],
 )
 def test_delay_sends_what_apply_async_sends(
@@ -217,25 +249,141 @@ def test_a_count_is_submitted_in_the_same_way(server: RedisServer, tasks: Mappin
     assert queued(server, "petiole.count") == [sent]
     assert type(ours) is type(theirs)
     assert ours.submitted_to == theirs.submitted_to == "petiole"
-    with pytest.raises(InvalidRequest, match="eta"):
-        task.delay(texts="x", eta="2099-01-01T00:00:00")
+    for eta in ("2099-01-01T00:00:00", "soon"):
+        with pytest.raises(InvalidRequest, match="eta: must not be given"):
+            task.delay(texts="x", eta=eta)
+
+
+def test_a_count_for_an_adapter_counts_with_its_model(
+    server: RedisServer, tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(queue="far", adapter="pirate")
+    monkeypatch.setattr(models.directory, "find", lambda *_: found)
+    assert tasks["tasks.count"].delay(texts="x", model="pirate").submitted_to == "far"
+    [sent] = queued(server, "far.count")
+    assert sent["body"][1] == {"texts": "x"}
+
+
+def test_a_trace_that_is_given_is_kept(server: RedisServer, tasks: Mapping[str, Any]) -> None:
+    task = tasks["tasks.generate"]
+    with carried.following({"traceparent": THEIRS.replace("2", "3")}):
+        task.apply_async((), {"prompt": "x"}, headers={"traceparent": THEIRS})
+        task.delay(prompt="x", headers={"traceparent": THEIRS})
+    assert {sent["headers"]["traceparent"] for sent in queued(server)} == {THEIRS}
+
+
+def test_what_json_cannot_write_is_kombu_s_error(tasks: Mapping[str, Any]) -> None:
+    class Unknown:
+        def __float__(self) -> float:
+            return 0.5
+
+    task = tasks["tasks.generate"]
+    task.delay(prompt="x")
+    with pytest.raises(EncodeError):
+        task.apply_async((), {"prompt": "x", "temperature": Unknown()})
+    with pytest.raises(EncodeError):
+        task.delay(prompt="x", temperature=Unknown())
+
+
+def test_what_a_task_says_of_itself_holds_for_each_message(
+    server: RedisServer, tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time is each message's own, and a result that is ignored is not waited for."""
+    task = tasks["tasks.generate"]
+    task.expires = 60
+    for _ in range(3):
+        task.delay(prompt="x")
+    assert len({sent["headers"]["expires"] for sent in queued(server)}) == 3
+    task.expires, task._exec_options = None, None
+    assert not task.delay(prompt="x").ignored
+    monkeypatch.setattr(task, "ignore_result", True)
+    assert task.delay(prompt="x").ignored
+    assert [sent["headers"]["ignore_result"] for sent in queued(server)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "known", [{"broker_url": "memory://"}, {"broker_write_url": "memory://"}, {"task_protocol": 1}], ids=str
+)
+def test_what_no_template_can_make_is_celery_s(tasks: Mapping[str, Any], known: Options) -> None:
+    task = tasks["tasks.generate"]
+    task.app.conf.update(known)
+    for _ in range(2):
+        task.delay(prompt="x")
+    assert [*task.templates._known.values()] == [None]
+
+
+def test_a_connection_that_is_lost_before_a_template_is_made_is_made_again(
+    server: RedisServer, tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, lost, stock = tasks["tasks.generate"], list[str](), Channel._queue_bind
+    task.delay(prompt="x")
+
+    def lose(self: Any, *more: Any) -> None:
+        if not lost:
+            lost.append("the connection")
+            raise ConnectionResetError
+        stock(self, *more)
+
+    monkeypatch.setattr(Channel, "_queue_bind", lose)
+    for _ in range(3):
+        task.delay(prompt="x", queue="other")
+    assert lost
+    assert len(queued(server, "other")) == 3
+
+
+def test_a_submission_is_one_span_that_fails_with_it(
+    server: RedisServer, tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, memory, task = TracerProvider(), InMemorySpanExporter(), tasks["tasks.generate"]
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr(spans, "tracer", lambda: provider.get_tracer("petiole"))
+
+    def sent() -> list[Any]:
+        found = [*memory.get_finished_spans()]
+        memory.clear()
+        return found
+
+    with pytest.raises(InvalidRequest):
+        task.delay(prompt=5)
+    task.delay(prompt="x")
+    with pytest.raises(InvalidRequest):
+        task.delay(prompt=5)
+    [span] = sent()
+    assert span.status.is_unset
+    [message] = queued(server)
+    assert f"{span.context.span_id:016x}" in message["headers"]["traceparent"]
+    task.app.conf.task_publish_retry_policy = {"max_retries": 0}
+    task.delay(prompt="x")
+    sent()
+    server.kill()
+    with pytest.raises(Unavailable):
+        task.delay(prompt="x")
+    [span] = sent()
+    assert not span.status.is_ok
+    assert span.attributes["error.type"] == "Unavailable"
 
 
 def test_a_function_around_celery_s_is_called_each_time(
     tasks: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sentry, Datadog and New Relic put theirs there, before or after the first submission."""
+    """Sentry, Datadog and New Relic put theirs there, before or after the first submission, and tests put theirs
+    into an object."""
     task, called = tasks["tasks.generate"], list[str]()
     task.delay(prompt="x")
-    for kind, name in ((Task, "apply_async"), (Celery, "send_task"), (Producer, "publish")):
-        stock = getattr(kind, name)
 
-        @functools.wraps(stock)
-        def around(*args: Any, stock: Any = stock, name: str = name, **options: Any) -> Any:
-            called.append(name)
-            return stock(*args, **options)
+    def around(stock: Any, _: object, args: Any, options: Any) -> Any:
+        called.append(stock.__name__)
+        return stock(*args, **options)
 
-        monkeypatch.setattr(kind, name, around)
+    def plain(stock: Any) -> Any:
+        return functools.wraps(stock)(lambda *args, **options: around(stock, None, args, options))
+
+    of_classes = [(Task, "apply_async"), (Celery, "send_task"), (Producer, "publish")]
+    of_objects = [(task, "apply_async"), (task.app, "send_task")]
+    cases = [(*one, plain) for one in of_classes + of_objects]
+    cases += [(*one, lambda stock: wrapt.FunctionWrapper(stock, around)) for one in of_classes]
+    for where, name, wrapper in cases:
+        monkeypatch.setattr(where, name, wrapper(getattr(where, name)))
         task.delay(prompt="x")
         assert called == [name]
         monkeypatch.undo()
