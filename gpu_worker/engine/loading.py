@@ -41,9 +41,9 @@ from petiole.gpu_worker.runtime.interface import (
 from petiole.gpu_worker.scheduling.batching import encode_batch
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
 
-_NO_MEMORY = ("out of memory", "allocate memory")
 _PROMPT, _DECODES = 16, 3
 """Tokens of the prompt, and decodes after it, of a warm-up."""
+_NO_MEMORY = ("out of memory", "allocate memory")
 """Texts in torch's RuntimeErrors for exhausted GPU and host memory."""
 
 

@@ -1,7 +1,7 @@
 """Prompt lookup: drafts are the tokens that followed the latest earlier occurrence of the last few tokens.
 
-The tokens are kept as a text of one character each, so that a look-up is a search in a text: a microsecond for
-some thousands of tokens, without an index. Longer n-grams take precedence. A draft that reaches the end of the
+The tokens are kept as a text of one character each, so that a look-up is a search in a text, without an index: of
+some thousands of tokens in microseconds. Longer n-grams take precedence. A draft that reaches the end of the
 sequence continues with its own tokens, so a short period is repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore as many drafts are proposed as are worth their price by how many
@@ -31,6 +31,13 @@ GUESSED = LATEST / 4
 
 PRACTISED, AT_ONCE = 256, 8
 """The last tokens of a prompt are guessed, some at once, so that a sequence begins with some experience."""
+
+SEARCHED, LONGEST_REST = 8192, 64
+"""Each time that a text is so much longer, a look takes as long again, and a sequence rests for as much longer, at
+most for so many tokens."""
+
+CHARACTERS = 2**20 - 1
+"""Tokens above this are looked up as others. Their drafts are wrong."""
 
 SURE = 0.9
 """The probability from which drafts are made behind tokens that are only guessed. Otherwise the sequence waits
@@ -80,13 +87,15 @@ class NgramDrafter:
         else:
             n = min(len(self.guessed), len(tokens))
             self.trust = trusted(self.trust, n, agreeing(self.guessed, tokens), GUESSED)
-        self._tokens += "".join(map(chr, tokens))
+        self._tokens += "".join([chr(token & CHARACTERS) for token in tokens])
         self.guessed = ()
 
     def rests(self, price: Price, *, in_flight: bool) -> int:
-        proposes = self.worth(price, in_flight=in_flight) and self.guess(1)
-        self._rest = 0 if proposes else min(price.rest, 2 * self._rest + 1)
-        self.guessed = self.guess(self._rest)
+        most = min(LONGEST_REST, price.rest * (1 + len(self._tokens) // SEARCHED))
+        rest = min(most, 2 * self._rest + 1)
+        guess = self.guess(rest)
+        proposes = guess and self.worth(price, in_flight=in_flight)
+        self._rest, self.guessed = (0, ()) if proposes else (rest, guess)
         return self._rest
 
     def propose(self, count: int, launched: Launched | None = None) -> Sequence[int] | None:

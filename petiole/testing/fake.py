@@ -34,7 +34,8 @@ from petiole.tasks.app import worker_side
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.configuration import celery_url
 from petiole.tasks.errors import PetioleError, describe, rebuild
-from petiole.tasks.fleet import reports
+from petiole.tasks.fleet import models, reports
+from petiole.tasks.fleet.models import ModelRoute
 from petiole.tasks.fleet.reports import REPORT_INTERVAL_S, WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -302,14 +303,20 @@ def run_here(request: Common, task_id: str) -> dict[str, Any]:
     return _current[-1].here(request, task_id)
 
 
+def _serves(name: object, own_queue: str, queue: str | None = None) -> ModelRoute:
+    """Stands for `Directory.find`: the fake is every model."""
+    return ModelRoute(queue or own_queue, adapter=None)
+
+
 @contextlib.contextmanager
 def _answering(made: FakeWorker) -> Iterator[None]:
-    """The bodies of eager tasks, and of counts, find the fake."""
+    """The bodies of eager tasks, and of counts, find the fake, and so do those who ask for a model by its name."""
     _current.append(made)
     try:
         with (
             mock.patch.object(worker_side, "RUN_HERE", f"{__name__}:run_here"),
             mock.patch.object(worker_side, "COUNT", f"{script.__name__}:count"),
+            mock.patch.object(models.directory, "find", _serves),
         ):
             yield
     finally:

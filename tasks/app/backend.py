@@ -56,6 +56,13 @@ class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
         for task_id, node in missing.items():
             yield task_id, node._cache if hasattr(node, "_cache") else node.children
 
+    def _set(self, key: str, value: Any, expires: int | None = None) -> None:
+        """Celery's, by `SET`: redis-py warns of `SETEX`, and where warnings are errors no result would be stored."""
+        with self.client.pipeline() as pipe:
+            pipe.set(key, value, ex=(self.expires if expires is None else expires) or None)
+            pipe.publish(key, value)
+            pipe.execute()
+
     def on_task_call(self, producer: object, task_id: str) -> None:
         """Do not subscribe at submission: `get()` subscribes."""
 

@@ -188,3 +188,11 @@ def test_a_task_that_nobody_takes_is_reported(petiole_fake: FakeWorker, caplog: 
     message = caplog.messages[-1]
     assert message.startswith("petiole.testing: shop.note waits in the queue 'shop-")
     assert str(worker.url) in message
+
+
+def test_every_model_is_served(petiole_fake: FakeWorker) -> None:
+    assert generate.delay(prompt="a", model="any-model").get(timeout=10)["text"] == "This is a scripted answer."
+
+
+def test_every_model_is_served_in_memory(petiole_in_memory: FakeWorker) -> None:
+    assert generate.delay(prompt="a", model="any-model").get()["text"] == "This is a scripted answer."

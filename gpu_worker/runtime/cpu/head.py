@@ -24,7 +24,7 @@ from petiole.gpu_worker.runtime.interface import Int64Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs
 
 KEPT = 32
-"""The most inputs that are kept. More would cost hardly less, and delay the step in which the head catches up."""
+"""From so many kept inputs on, the head runs. More would cost hardly less, and delay the step in which it runs."""
 
 _NOTHING = np.empty(0, np.int64)
 

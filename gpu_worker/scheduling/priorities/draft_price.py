@@ -24,7 +24,7 @@ TRIED, TRIED_OF = 4, 512
 """So many of so many steps have drafts for the least price. Otherwise, where they are too dear, nothing would show
 that they have become cheaper."""
 
-LOOK_S, LOOKS = 10e-6, 0.01
+LOOK_S, LOOKS = 20e-6, 0.01
 """What a look for the drafts of a sequence costs the host, and the share of a step that looks may cost."""
 
 MOST_REST = 16

@@ -20,6 +20,7 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
 from petiole.gpu_worker.speculation import Launched, NgramDrafter, NgramProposer, Price, SpeculationStats
+from petiole.gpu_worker.speculation.ngram import SEARCHED
 from petiole.gpu_worker.speculation.proposer import TRUST_AT_FIRST, agreeing, behind
 from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
@@ -348,6 +349,17 @@ def test_lookup_rests_where_it_proposes_nothing_and_finds_what_repeats_itself_ag
     assert rests == [min(rest, n) for n in (1, 3, 7, 15, 31, 63)]
     assert read(drafter, [5, 6, 7] * 50, price) > 30
     assert drafter.rests(price, in_flight=False) == 0
+
+
+def test_lookup_rests_for_longer_where_a_look_takes_longer() -> None:
+    price, drafter = Price(0.5, 0.0, 4), NgramProposer().drafter(range(3 * SEARCHED))
+    assert [drafter.rests(price, in_flight=False) for _ in range(6)] == [1, 3, 7, 15, 16, 16]
+
+
+def test_any_token_id_is_looked_up() -> None:
+    largest = 2**24 - 1
+    drafter = NgramProposer().drafter([largest, 5, 6, 7, largest, 5])
+    assert drafter.guess(3)[:2] == [6, 7]
 
 
 def test_lookup_is_silent_where_it_proposes_the_wrong_half_of_a_text_and_speaks_again() -> None:

@@ -501,6 +501,14 @@ def test_products_behind_the_pooling_are_computed(
     (path,) = save(tmp_path / "without.gguf", model, "gemma-embedding", keys | {"pooling_type": 1})
     open_runtime(path)
     assert "without.gguf lacks dense_2 and dense_3" in caplog.text
+    for factors, got in (
+        ({"dense_2.weight": wide}, r"dense_2 \[96, 64\]"),
+        ({"dense_2.weight": wide[0], "dense_3.weight": narrow}, r"dense_2 \[64\], dense_3 \[64, 96\]"),
+    ):
+        model.factors = factors
+        (path,) = save(tmp_path / "wrong.gguf", model, "gemma-embedding", keys | {"pooling_type": 1})
+        with pytest.raises(ModelError, match=f"both be absent, got {got}"):
+            open_runtime(path)
 
 
 @pytest.mark.parametrize(

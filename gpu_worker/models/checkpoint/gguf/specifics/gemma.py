@@ -99,12 +99,17 @@ def _rotated(metadata: Metadata, n: int) -> float:
     return rotated / n
 
 
+_DENSES = "dense_2", "dense_3"
+"""The products behind the pooling. llama.cpp's converter leaves out one whose file it does not find."""
+
+
 def gemma_embedding(metadata: Metadata, common: Config) -> Config:
-    found = [
-        (name, *reversed(metadata.header.tensors[f"{name}.weight"].shape))
-        for name in ("dense_2", "dense_3")
-        if f"{name}.weight" in metadata.header.tensors
-    ]
+    path, tensors = metadata.header.path, metadata.header.tensors
+    known = {name: tensors[f"{name}.weight"].shape for name in _DENSES if f"{name}.weight" in tensors}
+    if len(known) == 1 or any(len(shape) != 2 for shape in known.values()):
+        got = ", ".join(f"{name} {[*shape]}" for name, shape in known.items())
+        raise ModelError(f"{path}: {' and '.join(_DENSES)} must both be matrices, or both be absent, got {got}")
+    found = [(name, *reversed(shape)) for name, shape in known.items()]
     return {
         **gemma3(metadata, common),
         "use_bidirectional_attention": True,

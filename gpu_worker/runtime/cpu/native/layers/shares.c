@@ -46,6 +46,7 @@ static Step share_of(const Model *m, const Step *s, int64_t from, int64_t to, in
   share.reduced += from * s->reduced_stride;
   share.scratch += i * s->scratch_stride;
   share.n_threads = 1;
+  if (i) share.progress = NULL; /* the caller's thread alone reports: it may hold the interpreter */
   return share;
 }
 
