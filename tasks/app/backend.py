@@ -57,7 +57,7 @@ class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
             yield task_id, node._cache if hasattr(node, "_cache") else node.children
 
     def _set(self, key: str, value: Any, expires: int | None = None) -> None:
-        """Celery's, by `SET`: redis-py warns of `SETEX`, and where warnings are errors no result would be stored."""
+        """Celery's, by `SET`: redis-py warns of `SETEX`, and where warnings are errors it would store nothing."""
         with self.client.pipeline() as pipe:
             pipe.set(key, value, ex=(self.expires if expires is None else expires) or None)
             pipe.publish(key, value)

@@ -32,7 +32,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", ["faked.py", "django_faked.py"])
 def test_the_tests_of_an_application(tmp_path: Path, name: str) -> None:
     tests = REPOSITORY / "tests" / "support" / name
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "petiole.testing", "--noconftest", "-W", "error::DeprecationWarning:celery.backends.redis")
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "petiole.testing", "--noconftest")
     ran = run(tmp_path, "-m", "pytest", *options, "-c", os.devnull, "--rootdir", str(tmp_path), str(tests))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

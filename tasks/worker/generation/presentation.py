@@ -88,9 +88,8 @@ class Presentation:
         if calling.enforced:
             if not writing.calls:
                 known = ", ".join(sorted(name for name, one in WRITINGS.items() if one.calls))
-                raise InvalidRequest(
-                    "tool_choice", f"must be auto or none: calls are enforced in the formats {known}", "another"
-                )
+                limit = f"must be auto or none: calls are enforced in the formats {known}"
+                raise InvalidRequest("tool_choice", limit, "a model that has none of them")
             tools, least, most = calling.tools, calling.least, calling.most
             return "calls", composed(writing, tools, least=least, most=most, answer=own, budget=budget)
         if writing.thought is None or (own is None and budget is None):
