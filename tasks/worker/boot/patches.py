@@ -117,6 +117,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_chord_part_return_script": Private("", "a claim to send a chord's body says for which task it is"),
         "_get_client": Private("(self)", "a command that is refused ends the try of a completion"),
         "_params_from_url": Private("(self, url, defaults)", "the address comes from the sentinels"),
+        "_set": Private("(self, key, value, expires=None)", "redis-py warns of the command that Celery stores by"),
         "_transport_options": Private("", "the options of the sentinels"),
     },
     "celery.canvas:Signature": {
