@@ -33,8 +33,8 @@ PRACTISED, AT_ONCE = 256, 8
 """The last tokens of a prompt are guessed, some at once, so that a sequence begins with some experience."""
 
 SEARCHED, LONGEST_REST = 8192, 64
-"""Each time that a text is so much longer, a look takes as long again, and a sequence rests for as much longer, at
-most for so many tokens."""
+"""A look takes longer in a longer text. So for each `SEARCHED` tokens of its text a sequence rests as long again,
+at most `LONGEST_REST` tokens."""
 
 CHARACTERS = 2**20 - 1
 """Tokens above this are looked up as others. Their drafts are wrong."""

@@ -236,6 +236,7 @@ class MessageTemplates:
         ):
             return None
         _, _, embed = json.loads(b64decode(message["body"]))
+        shown_levels = app.conf.get("task_repr_maxlevels", 3)  # before Celery 5.7 always 3
         return MessageTemplate(
             task,
             self._headers_of,
@@ -245,10 +246,7 @@ class MessageTemplates:
             headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
             properties=properties,
             embed=embed,
-            longest_shown=(
-                app.amqp.kwargsrepr_maxsize,
-                app.conf.get("task_repr_maxlevels", 3),
-            ),  # 3 until Celery 5.7
+            longest_shown=(app.amqp.kwargsrepr_maxsize, shown_levels),
             tag=uuid(),
             numbers=count(),
         )

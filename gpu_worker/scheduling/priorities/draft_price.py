@@ -25,7 +25,7 @@ TRIED, TRIED_OF = 4, 512
 that they have become cheaper."""
 
 LOOK_S, LOOKS = 20e-6, 0.01
-"""What a look for the drafts of a sequence costs the host, and the share of a step that looks may cost."""
+"""About what a look for the drafts of a sequence costs the host, and the share of a step that looks may cost."""
 
 MOST_REST = 16
 
