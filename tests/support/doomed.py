@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -79,8 +79,8 @@ OF_A_REVOCATION = {
     "to be flagged": Point("petiole.tasks.fleet.control", "flag_cancel", True),
     "flagged": Point("petiole.tasks.fleet.control", "flag_cancel", False),
     "to be announced": Point("petiole.tasks.worker.delivery.revocation", "Request.announce", True),
-    "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
-    "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
+    "to be stored": Point("petiole.tasks.app.backend", "RedisBackend._set", True, _of_a_result),
+    "stored": Point("petiole.tasks.app.backend", "RedisBackend._set", False, _of_a_result),
     "announced": Point("petiole.tasks.worker.delivery.revocation", "Request.announce", False),
 }
 
@@ -105,12 +105,21 @@ class DoomedEngine(FakeEngine):
             install((POINTS | OF_A_REVOCATION | OF_A_FAILURE | OF_A_LINK | OF_A_CHORD)[name], how)
 
 
+def _below(owner: type) -> Iterator[type]:
+    for one in owner.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
 def install(point: Point, how: str) -> None:
     owner: Any = import_module(point.module)
     *outer, name = point.path.split(".")
     for part in outer:
         owner = getattr(owner, part)
     original = getattr(owner, name)
+    if isinstance(owner, type):
+        overriding = [one for one in _below(owner) if name in vars(one)]
+        assert not overriding, f"{point.path} is not what runs: {overriding} override it"
 
     def doomed(*args: Any, **options: Any) -> Any:
         if not point.before:
