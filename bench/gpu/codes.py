@@ -26,7 +26,7 @@ HIDDEN, INNER = 2048, 768  # Qwen3-30B-A3B
 
 
 def coding(report: Report, card: Card) -> None:
-    from petiole.gpu_worker.runtime.cuda.fused.grouped import multiply
+    from petiole.gpu_worker.runtime.cuda.fused.linear.grouped import multiply
 
     for kind, form_of in (("int4", int4_form), ("mxfp4", mxfp4_form)):
         for name, (outputs, inputs) in SHAPES.items():
@@ -51,7 +51,7 @@ def coding(report: Report, card: Card) -> None:
 
 def mixing(report: Report, card: Card) -> None:
     """The launches of a layer of experts, of rows that take different ones."""
-    from petiole.gpu_worker.runtime.cuda.fused.grouped import combined, gather_product, scatter_product
+    from petiole.gpu_worker.runtime.cuda.fused.linear.grouped import combined, gather_product, scatter_product
     from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts, sort_pairs
 
     n = MIXTURE.experts

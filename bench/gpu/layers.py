@@ -44,7 +44,7 @@ class _Nothing:
 
 
 def layering(report: Report, card: Card) -> None:
-    from petiole.gpu_worker.runtime.cuda.fused import products
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode
 
     on = CudaDevice().torch_device
     for shape in (SMALL, QWEN3_8B):
@@ -55,7 +55,7 @@ def layering(report: Report, card: Card) -> None:
         for batch in (1, 2, 4, 8, 16):
             ways: dict[str, Layers] = {
                 "usual kernels": decoder.forward,
-                "fused products": partial(products.forward, decoder),
+                "fused products": partial(decode.forward, decoder),
             }
             for name, layers in ways.items():
                 report.add(

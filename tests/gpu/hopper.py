@@ -36,18 +36,9 @@ from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
-from petiole.gpu_worker.runtime.cuda.fused import (
-    accept,
-    adapters,
-    choose,
-    chunks,
-    grouped,
-    layers,
-    norms as fused_norms,
-    products,
-    recurrent as fused_states,
-    routing,
-)
+from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, norms as fused_norms, routing
+from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped
+from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 
@@ -94,7 +85,7 @@ def main() -> None:
 
     driver.set_active(NoCard())
     JITFunction.run = compile_only
-    for module in (layers, products):
+    for module in (layers, decode):
         module.overlapped = lambda x: {"OVERLAPPED": True, "launch_pdl": True}
     for variant in FEW if "--few" in sys.argv else VARIANTS:  # `compile_only` reads it
         VARIANTS[variant]()
@@ -228,9 +219,9 @@ def short() -> None:
     fused_states.convolve(x, kernel, None, inputs, places, bounds, of, copies)
 
 
-def residual(hidden: int) -> products.FusedResidual:
+def residual(hidden: int) -> decode.FusedResidual:
     x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
-    return products.begin(x, (norm, 1e-6))
+    return decode.begin(x, (norm, 1e-6))
 
 
 def dense(outputs: int, inputs: int, biased: bool = False) -> DenseLinear:
@@ -239,16 +230,16 @@ def dense(outputs: int, inputs: int, biased: bool = False) -> DenseLinear:
 
 
 def product(hidden: int, biased: bool = False) -> None:
-    products.product(residual(hidden), dense(2 * hidden, hidden, biased))
+    decode.product(residual(hidden), dense(2 * hidden, hidden, biased))
 
 
 def gated(hidden: int, inner: int) -> None:
-    products.product(residual(hidden), dense(2 * inner, hidden), gated=True)
+    decode.product(residual(hidden), dense(2 * inner, hidden), gated=True)
 
 
 def added(hidden: int, inner: int) -> None:
     x, norm = torch.empty((16, inner), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
-    products.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
+    decode.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
 def coded(form: CodeLayout, rows: int) -> None:

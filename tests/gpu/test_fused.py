@@ -28,13 +28,14 @@ from petiole.gpu_worker.models.parts.recurrent.states import Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import DeltaNet, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.runtime.cuda.fused import choose as fused, products
+from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
-from petiole.gpu_worker.runtime.cuda.fused.chunks import CHUNK, apply_delta_rule_in_chunks
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
+from petiole.gpu_worker.runtime.cuda.fused.linear import decode
 from petiole.gpu_worker.runtime.cuda.fused.norms import gated_rms_norm, rms_norm
-from petiole.gpu_worker.runtime.cuda.fused.recurrent import apply_delta_rule, convolve, prepare
+from petiole.gpu_worker.runtime.cuda.fused.states.chunks import CHUNK, apply_delta_rule_in_chunks
+from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import apply_delta_rule, convolve, prepare
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata, choose
@@ -289,14 +290,14 @@ def test_a_product_with_what_precedes_and_follows_it(n, outputs, inputs, biased)
     linear = DenseLinear(normal(outputs, inputs, scale=inputs**-0.5), normal(outputs) if biased else None)
     wide = DenseLinear(linear.weight.float(), linear.bias.float() if biased else None)
     normed = plain.rmsnorm(x.float(), norm.float(), 1e-5)
-    torch.testing.assert_close(products.product(x, linear).float(), wide(x.float()), **near)
-    residual = products.begin(x, (norm, 1e-5))
-    torch.testing.assert_close(products.product(residual, linear).float(), wide(normed), **near)
+    torch.testing.assert_close(decode.product(x, linear).float(), wide(x.float()), **near)
+    residual = decode.begin(x, (norm, 1e-5))
+    torch.testing.assert_close(decode.product(residual, linear).float(), wide(normed), **near)
     gate, up = wide(normed).chunk(2, -1)
-    gated = products.product(residual, linear, gated=True).float()
+    gated = decode.product(residual, linear, gated=True).float()
     torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, **near)
-    alone = [products.product(products.begin(x[i : i + 1], (norm, 1e-5)), linear) for i in range(n)]
-    assert torch.equal(torch.cat(alone), products.product(residual, linear))
+    alone = [decode.product(decode.begin(x[i : i + 1], (norm, 1e-5)), linear) for i in range(n)]
+    assert torch.equal(torch.cat(alone), decode.product(residual, linear))
 
 
 @pytest.mark.parametrize(("n", "hidden", "inner"), [(1, 256, 512), (5, 512, 256), (16, 768, 768)], ids=str)
@@ -311,13 +312,13 @@ def test_a_product_that_is_added_knows_the_next_norm(n, hidden, inner):
     value, x, norm = normal(n, hidden), normal(n, inner), normal(hidden) + 1
     linear, after = (DenseLinear(normal(hidden, width, scale=width**-0.5)) for width in (inner, hidden))
     expected = value.float() + x.float() @ linear.weight.float().T
-    sums = products.added(x, linear, products.begin(value, (norm, 1e-5)), (norm, 1e-5))
+    sums = decode.added(x, linear, decode.begin(value, (norm, 1e-5)), (norm, 1e-5))
     assert sums.value is value
     torch.testing.assert_close(value.float(), expected, **near)
     normed = plain.rmsnorm(expected, norm.float(), 1e-5) @ after.weight.float().T
-    torch.testing.assert_close(products.product(sums, after).float(), normed, **near)
-    afresh = products.product(products.begin(value, (norm, 1e-5)), after)
-    torch.testing.assert_close(products.product(sums, after), afresh, **near)
+    torch.testing.assert_close(decode.product(sums, after).float(), normed, **near)
+    afresh = decode.product(decode.begin(value, (norm, 1e-5)), after)
+    torch.testing.assert_close(decode.product(sums, after), afresh, **near)
 
 
 @pytest.mark.parametrize("width", [64, 1000])

@@ -15,8 +15,9 @@ from petiole.gpu_worker.models.weights.quantization import int4_form, quantise_i
 from petiole.gpu_worker.models.weights.quantized import RUN, Coded, CodedLinear, CodeLayout, KernelLinear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.fused import grouped, routing
+from petiole.gpu_worker.runtime.cuda.fused import routing
 from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
+from petiole.gpu_worker.runtime.cuda.fused.linear import grouped
 from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts
 from petiole.gpu_worker.runtime.cuda.supported import has_kernel, with_kernel
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run

@@ -25,11 +25,12 @@ from petiole.gpu_worker.models.parts.recurrent.delta_inputs import convolution_i
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.models.parts.recurrent.states import convolved
 from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear
-from petiole.gpu_worker.runtime.cuda import executor, fused, graphs
+from petiole.gpu_worker.runtime.cuda import executor, graphs
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
+from petiole.gpu_worker.runtime.cuda.fused import linear
 from petiole.gpu_worker.runtime.cuda.supported import has_kernel
 from petiole.gpu_worker.runtime.cuda.whole_texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
@@ -161,7 +162,7 @@ def add_terms(x, y, a, b, slots, ranks):
             first += matrix.shape[1]
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.recurrent
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.states.recurrent
 
 
 def check_rows(places, bounds, copies, n):
@@ -598,7 +599,7 @@ class BatchMLAPagedAttentionWrapper:
             out[first:end] = torch.einsum("hnk,kd->nhd", scores.softmax(-1), k[:, : self.widths[0]])
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.products
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.linear.decode
 
 MOST_ROWS = 2
 
@@ -653,18 +654,19 @@ def install(monkeypatch):
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
-    module("petiole.gpu_worker.runtime.cuda.fused.recurrent", convolve, prepare, apply_delta_rule)
-    module("petiole.gpu_worker.runtime.cuda.fused.chunks", apply_delta_rule_in_chunks)
+    module("petiole.gpu_worker.runtime.cuda.fused.states.recurrent", convolve, prepare, apply_delta_rule)
+    module("petiole.gpu_worker.runtime.cuda.fused.states.chunks", apply_delta_rule_in_chunks)
     module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm, gated_rms_norm)
-    module("petiole.gpu_worker.runtime.cuda.fused.grouped", multiply, gather_product, scatter_product, combined)
+    grouped = (multiply, gather_product, scatter_product, combined)
+    module("petiole.gpu_worker.runtime.cuda.fused.linear.grouped", *grouped)
     routing = module("petiole.gpu_worker.runtime.cuda.fused.routing", sort_pairs)
     routing.choose_experts, routing.has_kernel = TorchKernels().choose_experts, lambda plan: True
     afresh("petiole.gpu_worker.runtime.cuda.fused.experts")
     module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
-    products = module("petiole.gpu_worker.runtime.cuda.fused.products", fits, forward)
-    products.MOST_ROWS = MOST_ROWS
-    monkeypatch.setattr(fused, "products", products, raising=False)
+    decode = module("petiole.gpu_worker.runtime.cuda.fused.linear.decode", fits, forward)
+    decode.MOST_ROWS = MOST_ROWS
+    monkeypatch.setattr(linear, "decode", decode, raising=False)
 
 
 def compute_as_on_cuda(runtime):

@@ -245,7 +245,8 @@ def install(monkeypatch: Any) -> None:
     kernels = __import__("sys").modules
     layers = kernels["petiole.gpu_worker.runtime.cuda.fused.layers"]
     adapters = kernels["petiole.gpu_worker.runtime.cuda.fused.adapters"]
-    monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.products"], "fits", lambda decoder: False)
+    decode = kernels["petiole.gpu_worker.runtime.cuda.fused.linear.decode"]
+    monkeypatch.setattr(decode, "fits", lambda decoder: False)
     for module, name in ((layers, "gather_pages"), (adapters, "add_terms")):
         monkeypatch.setattr(module, name, _later(getattr(module, name)))
     monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.choose"], "choose", _late_choose)

@@ -75,7 +75,7 @@ CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, Ke
 _WRAPPER_BYTES = 8 * 2**20
 _LENGTHS_BYTES = 2**18  # buffers of a wrapper beside its plan
 _SLACK_BYTES = 512 * 2**20
-"""Memory for all that is not counted, such as the weights that `fused.grouped` widens, up to twice 64 MiB."""
+"""Memory for all that is not counted, such as the weights that `linear.grouped` widens, up to twice 64 MiB."""
 
 WORKING_PART = 0.25
 """The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""
@@ -147,7 +147,7 @@ def _mixed_width(layer: Layer) -> int:
         return parts * mixer.q_size + 4 * mixer.kv_size
     if isinstance(mixer, DeltaNet):
         chunks = switch("exact") == "off"
-        squares = 256 * mixer.value_heads * chunks  # of `fused.chunks`, the last ones of rows included
+        squares = 256 * mixer.value_heads * chunks  # of `states.chunks`, the last ones of rows included
         return sum(mixer.input_sizes) + 2 * mixer.channels + 3 * mixer.value_size + squares
     return 8 * mixer.channels
 

@@ -20,7 +20,7 @@ are hidden states. The output head is applied to them after the graph, because m
     inputs    a  b  c  d  p  e  f  .  .                         a to f: of prompts
     outputs            3  4     6                               hidden states, put together
 
-A small batch is captured twice, with the usual kernels and with `fused.products`. The quicker graph is kept; which
+A small batch is captured twice, with the usual kernels and with `linear.decode`. The quicker graph is kept; which
 one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
@@ -70,14 +70,14 @@ from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_al
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.02
-"""The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
+"""The part of a step's time by which `linear.decode` must be quicker, so that chance does not choose between
 equals."""
 
 ROUNDS, REPLAYS = 4, 10
 """How often a step is timed, and how many replays each time takes."""
 
 FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
-"""The parts in whose place `fused.products` computes. See `models.fast_paths`."""
+"""The parts in whose place `linear.decode` computes. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
 _OF, _COPIES = 10, 11  # see `StatesOnCuda`
@@ -151,7 +151,7 @@ class Graphs:
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every shape, the largest first, so that the memory pool grows only once.
 
-        `fused`: number of positions -> whether `fused.products` is quicker. The first slot fills it in, so that
+        `fused`: number of positions -> whether `linear.decode` is quicker. The first slot fills it in, so that
         both slots compute alike."""
         usual = self._decoder.forward
         for shape in reversed(self._shapes):
@@ -371,13 +371,13 @@ def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """`fused.products` for a step of `n` positions; None if it cannot compute this model or that many
+    """`linear.decode` for a step of `n` positions; None if it cannot compute this model or that many
     positions."""
-    from petiole.gpu_worker.runtime.cuda.fused import products
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode
 
     known = supports(decoder, FUSED, FUSED_PARTS).reason is None
-    fits = known and n <= products.MOST_ROWS and products.fits(decoder)
-    return partial(products.forward, decoder) if fits else None
+    fits = known and n <= decode.MOST_ROWS and decode.fits(decoder)
+    return partial(decode.forward, decoder) if fits else None
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:

@@ -28,7 +28,7 @@ class StatesOnCuda:
     copies: Tensor
 
     def convolve(self, i: int, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-        from petiole.gpu_worker.runtime.cuda.fused.recurrent import convolve
+        from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import convolve
 
         inputs = self._of(i).inputs
         return convolve(x, kernel, bias, inputs, self.places, self.bounds, self.of, self.copies)
@@ -36,8 +36,8 @@ class StatesOnCuda:
     def apply_delta_rule(
         self, i: int, plan: DeltaNet, weights: DeltaNetWeights, projected: Tensor, gates: Tensor
     ) -> Tensor:
-        from petiole.gpu_worker.runtime.cuda.fused.chunks import apply_delta_rule_in_chunks
-        from petiole.gpu_worker.runtime.cuda.fused.recurrent import apply_delta_rule, prepare
+        from petiole.gpu_worker.runtime.cuda.fused.states.chunks import apply_delta_rule_in_chunks
+        from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import apply_delta_rule, prepare
 
         state = self._of(i)
         assert state.matrices is not None

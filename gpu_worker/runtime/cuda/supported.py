@@ -3,6 +3,9 @@ products. See `models.fast_paths`."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Values, changed
 from petiole.gpu_worker.models.plan import (
@@ -17,6 +20,13 @@ from petiole.gpu_worker.models.plan import (
     ShortConvolution,
 )
 from petiole.gpu_worker.models.weights.quantized import RUN, CodeLayout, in_eight_bits, plain_form
+
+
+def tried(kernels: Literal["split", "codes", "rows", "chunks"]) -> bool:
+    """Whether these kernels, which no card has timed, compute: the switch `untimed` says so. `bench.gpu` decides
+    about each: it becomes the default, or it goes."""
+    return switch("untimed") in {"on", kernels}
+
 
 ATTENTION: Values = changed(
     COMMON,
@@ -54,7 +64,7 @@ ENCODED = changed(
 
 
 def has_kernel(form: CodeLayout) -> bool:
-    """Whether `fused.grouped` computes products with such codes."""
+    """Whether `linear.grouped` computes products with such codes."""
     group = form.group == form.inputs or (form.group >= 16 and form.group.bit_count() == 1)
     whole_runs = not form.table or form.inputs % RUN == 0
     plain = not form.steps and not form.offsets and form.bits != 6
@@ -96,4 +106,4 @@ FUSED = changed(
         Norm: {"kind": {"rms"}, "weight": {True}, "bias": {False}},
     },
 )
-"""What `fused.products` computes."""
+"""What `linear.decode` computes."""

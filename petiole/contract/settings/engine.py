@@ -41,6 +41,10 @@ SWITCHES = {
         "speed decides alone, also for [delta nets on CUDA](cache.md#layers-with-a-state)",
     ),
     "products": Switch(("auto", "own", "library"), "[whose kernels multiply](runtime.md#who-multiplies) on a CPU"),
+    "untimed": Switch(
+        ("off", "on", "split", "codes", "rows", "chunks"),
+        "[CUDA kernels that no card has timed](runtime.md#untimed-kernels) compute, too: all of them, or these",
+    ),
     "progress": Switch(("on", "off"), "`off`: no progress bar while `Engine(...)` loads on a terminal"),
 }
 """By name: `PETIOLE_NATIVE` and so on."""

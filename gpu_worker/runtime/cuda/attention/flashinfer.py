@@ -146,7 +146,7 @@ class FlashInferKernels:
 
 
 def _multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
-    from petiole.gpu_worker.runtime.cuda.fused.grouped import multiply
+    from petiole.gpu_worker.runtime.cuda.fused.linear.grouped import multiply
 
     return multiply(x, weight, bias)
 

@@ -10,7 +10,7 @@ from petiole.gpu_worker.models.plan import FeedForward
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, KernelLinear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.runtime.cuda.fused.grouped import combined, gather_product, scatter_product
+from petiole.gpu_worker.runtime.cuda.fused.linear.grouped import combined, gather_product, scatter_product
 from petiole.gpu_worker.runtime.cuda.fused.routing import sort_pairs
 
 

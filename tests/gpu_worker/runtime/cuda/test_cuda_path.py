@@ -22,7 +22,7 @@ from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
 from petiole.gpu_worker.models.fast_paths import Support
 from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.cuda import executor as cuda, fused, graphs
+from petiole.gpu_worker.runtime.cuda import executor as cuda, graphs
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     DecodeWrappers,
     FlashInferKernels,
@@ -32,6 +32,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
 )
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require_flashinfer, working_bytes
+from petiole.gpu_worker.runtime.cuda.fused import linear
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, batch_ladder, token_ladder
 from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
@@ -574,7 +575,7 @@ def test_the_quicker_of_two_ways_to_compute_a_small_batch_is_taken_by_both_slots
         calls.append(len(given[1]))
         return fake_flashinfer.forward(*given)
 
-    monkeypatch.setattr(fused.products, "forward", forward)
+    monkeypatch.setattr(linear.decode, "forward", forward)
     monkeypatch.setattr(graphs, "MARGIN", margin)
     folder, model = checkpoint("qwen3")
     runtime = open_cuda(folder, graph_batch_sizes=(1, 2, 4))
@@ -590,7 +591,7 @@ def test_without_a_compiler_for_other_kernels_the_usual_ones_serve(checkpoint, o
     def failing(*_):
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(fused.products, "forward", failing)
+    monkeypatch.setattr(linear.decode, "forward", failing)
     folder, model = checkpoint("qwen3")
     with caplog.at_level("WARNING"):
         runtime = open_cuda(folder, graph_batch_sizes=(1, 4))

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from petiole.gpu_worker.models.weights.quantized import Coded
-from petiole.gpu_worker.runtime.cuda.fused.codes import (
+from petiole.gpu_worker.runtime.cuda.fused.linear.codes import (
     CodedWeight,
     assembly,
     factor_of,

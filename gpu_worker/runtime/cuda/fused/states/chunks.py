@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
-from petiole.gpu_worker.runtime.cuda.fused.recurrent import apply_delta_rule, key_heads_of
+from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import apply_delta_rule, key_heads_of
 
 CHUNK = 32
 """Positions. Of longer chunks a block's registers would not hold what it multiplies."""
