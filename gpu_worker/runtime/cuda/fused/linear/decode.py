@@ -36,6 +36,14 @@ from petiole.gpu_worker.models.parts.norms import NormWeights, weight_of
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+from petiole.gpu_worker.runtime.cuda.fused.linear.ends import (
+    activated,
+    finish,
+    normed,
+    outputs_of,
+    squares_of,
+    wait_after_asking_for,
+)
 
 MOST_ROWS = 16
 
@@ -167,7 +175,7 @@ def _launch(
     gated: bool,
 ) -> None:
     weight, bias = linear.weight, linear.bias
-    normed = isinstance(x, FusedResidual)
+    of_residual = isinstance(x, FusedResidual)
     rows, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, FusedResidual) else (x, y, 0.0)
     scaled, sums, norm = (y, y, weight) if then is None else (then[0].scaled, then[0].squares, then[1])
     n, (outputs, inputs) = len(rows), weight.shape
@@ -190,15 +198,16 @@ def _launch(
         rows.stride(0),
         y.stride(0),
         eps,
-        squares.shape[1] if normed else 1,
-        NORMED=normed,
+        squares.shape[1] if of_residual else 1,
+        NORMED=of_residual,
+        ACTIVATION="silu" if gated else "none",
         GATED=gated,
         ADDED=then is not None,
         BIASED=bias is not None,
         ROWS=MOST_ROWS,
         OUTPUTS=block.outputs,
         INPUTS=block.inputs,
-        BLOCKS=triton.next_power_of_2(squares.shape[1]) if normed else 1,
+        BLOCKS=triton.next_power_of_2(squares.shape[1]) if of_residual else 1,
         EARLY=block.early,
         num_warps=block.warps,
         num_stages=block.stages,
@@ -249,6 +258,7 @@ def _product(
     eps,
     blocks,
     NORMED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
     BIASED: tl.constexpr,
@@ -259,47 +269,20 @@ def _product(
     BLOCKS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    row, lane, k = tl.arange(0, ROWS), tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
-    half: tl.constexpr = OUTPUTS // 2
-    if GATED:  # one half of the block are gates, the other half their factors
-        output = tl.program_id(0) * half + lane % half + tl.where(lane < half, 0, width)
-    else:
-        output = tl.program_id(0) * OUTPUTS + lane
+    row, k = tl.arange(0, ROWS), tl.arange(0, INPUTS)
+    output = outputs_of(width, GATED, OUTPUTS)
     weights = weight + output.to(tl.int64) * inputs
     if OVERLAPPED:
         line = tl.arange(0, EARLY // 64) * 64
-        lines = weights[:, None] + tl.minimum(line, inputs - 64)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-        )
-        gdc_launch_dependents()
-        gdc_wait()
-    there = (row < n)[None, :]
-    if NORMED:
-        block = tl.arange(0, BLOCKS)
-        known = (row < n)[:, None] & (block < blocks)[None, :]
-        parts = tl.load(squares + row[:, None] * blocks + block[None, :], mask=known, other=0.0)
+        wait_after_asking_for(weights[:, None] + tl.minimum(line, inputs - 64)[None, :])
+    parts = squares_of(squares, n, blocks, NORMED, ROWS, BLOCKS)
     rows = x + row[None, :] * x_row + k[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for start in range(0, inputs, INPUTS):
         left = tl.load(weights[:, None] + (start + k)[None, :])
-        right = tl.load(rows + start, mask=there, other=0.0)
+        right = tl.load(rows + start, mask=(row < n)[None, :], other=0.0)
         total = tl.dot(left, right, total)
     if NORMED:
-        total *= tl.rsqrt(tl.sum(parts, 1) / inputs + eps)[None, :]
-    if BIASED:
-        total += tl.load(bias + output).to(tl.float32)[:, None]
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(total, [2, half, ROWS]), [1, 2, 0]))
-        total = gate * tl.sigmoid(gate) * up
-        output = tl.program_id(0) * half + tl.arange(0, half)
-    at = y + row[None, :].to(tl.int64) * y_row + output[:, None]
-    if ADDED:
-        total += tl.load(at, mask=there, other=0.0).to(tl.float32)
-    rounded = total.to(y.dtype.element_ty)
-    tl.store(at, rounded, mask=there)
-    if ADDED:
-        value = rounded.to(tl.float32)
-        tl.store(sums + row * (width // OUTPUTS) + tl.program_id(0), tl.sum(value * value, 0), mask=row < n)
-        value *= tl.load(norm + output).to(tl.float32)[:, None]
-        tl.store(scaled + row[None, :] * width + output[:, None], value.to(scaled.dtype.element_ty), mask=there)
+        total = normed(total, parts, inputs, eps)
+    total = activated(total, bias, output, BIASED, ACTIVATION, GATED, OUTPUTS, ROWS)
+    finish(total, y, norm, scaled, sums, n, width, y_row, ADDED, GATED, OUTPUTS, ROWS)
