@@ -6,7 +6,6 @@ on a CPU."""
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,20 +25,16 @@ from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.models.fast_paths import supports
 from petiole.gpu_worker.models.loading import LoadOptions, read_decoder
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
-from petiole.gpu_worker.models.plan import FeedForward, ModelPlan, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused.linear import settled
-from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block
-from petiole.gpu_worker.runtime.cuda.fused.linear.settled import BLOCKS, MOST_ROWS, Blocks
-from petiole.gpu_worker.runtime.cuda.supported import FUSED, SETTLED
+from petiole.gpu_worker.runtime.cuda.fused.linear.settled import BLOCKS
+from petiole.gpu_worker.runtime.cuda.supported import SETTLED
 from tests.support.families import configuration
-from tests.support.plans import Drawn, each_feed_forward, each_layer, plan_of
-from tests.support.trials import rest
+from tests.support.plans import Drawn
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 """The interpreter multiplies no bfloat16."""
 NEAR = {"rtol": 4e-2, "atol": 4e-2} if DEVICE == "cuda" else {"rtol": 2e-4, "atol": 2e-4}
-FEW = Blocks(Block(64, 64, 4, 4, 512), Block(64, 64, 4, 4, 512))
 
 FAMILIES = (
     "llama-biases",
@@ -84,7 +79,7 @@ def step_of(n):
     return Forward(torch.arange(n, device=DEVICE) % 50, Sums())
 
 
-def both(decoder, n, blocks=FEW):
+def both(decoder, n, blocks=BLOCKS["small"]):
     hidden = torch.randn(n, decoder.plan.hidden_size, generator=torch.Generator().manual_seed(n))
     hidden = hidden.to(DEVICE, DTYPE)
     expected = decoder.forward(hidden.clone(), step_of(n))
