@@ -628,6 +628,10 @@ def settled_forward(decoder, hidden, step):
     return decoder.forward(hidden, step)
 
 
+def write_product(x, linear, out):
+    torch.mm(x, linear.weight.t(), out=out)
+
+
 @cache
 def workspace():
     """One for all runtimes: it is zero before each use, because nothing here writes it."""
@@ -673,7 +677,7 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     decode = module("petiole.gpu_worker.runtime.cuda.fused.linear.decode", fits, forward)
     decode.MOST_ROWS = MOST_ROWS
-    settled = module("petiole.gpu_worker.runtime.cuda.fused.linear.settled", fits)
+    settled = module("petiole.gpu_worker.runtime.cuda.fused.linear.settled", fits, write_product)
     settled.MOST_ROWS, settled.forward = MOST_SETTLED, settled_forward
     for name, made in (("decode", decode), ("settled", settled)):
         monkeypatch.setattr(linear, name, made, raising=False)

@@ -240,16 +240,20 @@ class Graphs:
             return
         if self._decoder.value_tokens is not None:
             self._buffers.values[:n].copy_(made_of_all(cast(ValuedDecoder, self._decoder), hidden))
-        self._write_logits(hidden, self._buffers.logits[:n])
+        self._write_logits(hidden, self._buffers.logits[:n], fused=layers != self._decoder.forward)
 
-    def _write_logits(self, hidden: Tensor, logits: Tensor) -> None:
+    def _write_logits(self, hidden: Tensor, logits: Tensor, fused: bool) -> None:
         """In place, if they are a plain product."""
         decoder, head = self._decoder, self._decoder.head
         changed = decoder.plan.logits_factor != 1.0 or decoder.plan.logits_softcap
-        if isinstance(head, DenseLinear) and head.bias is None and not changed:
-            torch.mm(decoder.normed(hidden), head.weight.t(), out=logits)
-        else:
+        if not isinstance(head, DenseLinear) or head.bias is not None or changed:
             logits.copy_(decoder.head_output(hidden))
+        elif fused and tried("rows"):
+            from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+
+            settled.write_product(decoder.normed(hidden), head, logits)
+        else:
+            torch.mm(decoder.normed(hidden), head.weight.t(), out=logits)
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""

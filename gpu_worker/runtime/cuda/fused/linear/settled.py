@@ -10,9 +10,9 @@ that are added to the residual may be cut along their inputs, because that kerne
     settle, a block a row:    y = the sum of the shares, + biases;  y = norm behind the product(y), if there is one
                               residual += factor * y;  inputs of the next products = next norms(residual)
 
-Of parallel branches, both products leave their shares to one settle. A product that writes its results computes
-as many outputs as there are multiprocessors for. One that leaves shares computes more outputs of fewer inputs: each
-program reads all rows, and with 64 rows and few outputs it would read more bytes of rows than of weights.
+Of parallel branches, both products leave their shares to one settle. Each program reads all rows. With 64 rows it
+would read more bytes of rows than of weights if it computed few outputs of all inputs, so it computes more outputs
+of fewer inputs.
 
 While a settle runs, the programs of the next product are there already (programmatic dependent launch) and have
 asked for their first weights.
@@ -66,9 +66,9 @@ BLOCKS: dict[str, Blocks] = {
     "256 outputs": Blocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
     "small": Blocks(*[Block(64, 64, 5, 4, 256)] * 3),
 }
-"""Candidates, which no card has timed: `bench.gpu --only layers` measures them. Of two blocks of up to 113 KiB, the
-second one, of the next kernel, lies in a multiprocessor's shared memory beside the first. "small" fits into the 99
-KiB that a block has on cards of the compute capabilities 8.6 and 8.9."""
+"""Candidates, which no card has timed: `bench.gpu --only layers` measures them. Two blocks of up to 113 KiB, of one
+kernel and of the next, lie in a multiprocessor's shared memory together. "small" fits into the 99 KiB of a block on
+cards of the compute capabilities 8.6 and 8.9."""
 
 PROGRAMS, MOST_SHARES, LEAST_INPUTS = 64, 8, 256
 """A product has at least so many programs if it can: its blocks are narrow, or there are more shares, of at least
@@ -84,8 +84,8 @@ def blocks_for(device: torch.device) -> Blocks:
 
 
 def fits(decoder: Decoder) -> bool:
-    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks. Parallel branches may have
-    no norms behind them."""
+    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks. Parallel branches have no
+    norms behind them."""
     layers = [*zip(decoder.plan.layers, decoder.layers, strict=True)]
     return (
         decoder.dtype == torch.bfloat16
@@ -93,13 +93,18 @@ def fits(decoder: Decoder) -> bool:
             plan.parallel and (plan.mixer_out_norm or plan.feed_forward_out_norm) is not None for plan, _ in layers
         )
         and all(
-            isinstance(linear, DenseLinear)
-            and linear.weight.is_contiguous()
-            and linear.weight.shape[0] % _LEAST == linear.weight.shape[1] % _LEAST == 0
+            in_whole_blocks(linear)
             for _, layer in layers
             for linear in (layer.attention.qkv, layer.attention.out, layer.dense.gate_up, layer.dense.down)
         )
     )
+
+
+def in_whole_blocks(linear: Linear) -> bool:
+    if not isinstance(linear, DenseLinear):
+        return False
+    weight = linear.weight
+    return weight.is_contiguous() and weight.shape[0] % _LEAST == weight.shape[1] % _LEAST == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,8 @@ class SettledNorm:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What is to be added to the residual, times `factor`, behind a norm if there is one. sums: float32 [shares, T,
-    hidden]; biases: of at most two products."""
+    """What is to be added to the residual: the sum of `sums`, float32 [shares, T, hidden], and of the biases of at
+    most two products, behind a norm if there is one, times `factor`."""
 
     sums: Tensor
     biases: tuple[Tensor, ...]
@@ -143,6 +148,15 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | No
     return hidden
 
 
+def write_product(x: Tensor, linear: DenseLinear, out: Tensor) -> None:
+    """out = linear(x), without a bias; by torch if there are too many rows, or if the weight is not in whole
+    blocks."""
+    if len(x) <= MOST_ROWS and in_whole_blocks(linear):
+        product(x, linear, blocks_for(x.device), out=out)
+    else:
+        torch.mm(x, linear.weight.t(), out=out)
+
+
 def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None:
     """As in torch, a norm without its weights' place computes nothing."""
     return None if plan is None or weights is None else SettledNorm(plan, weights)
@@ -151,19 +165,21 @@ def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None
 def _first_norms(
     decoder: Decoder, i: int, mixing: list[SettledNorm | None], feeding: list[SettledNorm | None]
 ) -> tuple[SettledNorm | None, SettledNorm | None]:
-    """The norms of what layer i reads at its beginning: its mixer, and a feed-forward in parallel that has its own.
-    None after the last layer."""
+    """The norms of what layer i reads at its beginning: of its mixer, and of a feed-forward in parallel that has its
+    own. None after the last layer."""
     if i == len(mixing):
         return None, None
     return mixing[i], feeding[i] if decoder.plan.layers[i].parallel else None
 
 
-def product(x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None) -> Tensor:
+def product(
+    x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None, out: Tensor | None = None
+) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
-    products, if `activation` is one."""
+    products, if `activation` is one. out: where the results go, instead of new memory."""
     outputs = _dense(linear).weight.shape[0]
     gated = activation is not None and activation.gated
-    y = x.new_empty((len(x), outputs // 2 if gated else outputs))
+    y = x.new_empty((len(x), outputs // 2 if gated else outputs)) if out is None else out
     act = "none" if activation is None else activation.activation
     block = blocks.wide if outputs // blocks.wide.outputs >= PROGRAMS else blocks.narrow
     _launch(_whole(linear, block), 1, x, _dense(linear), y, 0, act, gated)
