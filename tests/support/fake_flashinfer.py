@@ -629,7 +629,7 @@ def settled_forward(decoder, hidden, step):
 
 
 def write_product(x, linear, out):
-    torch.mm(x, linear.weight.t(), out=out)
+    linear.write(x, out)
 
 
 @cache

@@ -246,14 +246,14 @@ class Graphs:
         """In place, if they are a plain product."""
         decoder, head = self._decoder, self._decoder.head
         changed = decoder.plan.logits_factor != 1.0 or decoder.plan.logits_softcap
-        if not isinstance(head, DenseLinear) or head.bias is not None or changed:
+        if not isinstance(head, DenseLinear) or changed:
             logits.copy_(decoder.head_output(hidden))
         elif fused and tried("rows"):
             from petiole.gpu_worker.runtime.cuda.fused.linear import settled
 
             settled.write_product(decoder.normed(hidden), head, logits)
         else:
-            torch.mm(decoder.normed(hidden), head.weight.t(), out=logits)
+            head.write(decoder.normed(hidden), logits)
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""

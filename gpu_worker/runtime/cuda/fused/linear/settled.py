@@ -66,9 +66,9 @@ BLOCKS: dict[str, Blocks] = {
     "256 outputs": Blocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
     "small": Blocks(*[Block(64, 64, 5, 4, 256)] * 3),
 }
-"""Candidates, which no card has timed: `bench.gpu --only layers` measures them. Two blocks of up to 113 KiB, of one
-kernel and of the next, lie in a multiprocessor's shared memory together. "small" fits into the 99 KiB of a block on
-cards of the compute capabilities 8.6 and 8.9."""
+"""Candidates, which no card has timed: `bench.gpu --only layers` measures them. Two blocks of up to 113 KiB, of
+one kernel and of the next, lie in a multiprocessor's shared memory together. "small" fits into the 99 KiB of a
+block on cards of the compute capabilities 8.6 and 8.9."""
 
 PROGRAMS, MOST_SHARES, LEAST_INPUTS = 64, 8, 256
 """A product has at least so many programs if it can: its blocks are narrow, or there are more shares, of at least
@@ -149,12 +149,11 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | No
 
 
 def write_product(x: Tensor, linear: DenseLinear, out: Tensor) -> None:
-    """out = linear(x), without a bias; by torch if there are too many rows, or if the weight is not in whole
-    blocks."""
+    """out = linear(x); by torch if there are too many rows, or if the weight is not in whole blocks."""
     if len(x) <= MOST_ROWS and in_whole_blocks(linear):
         product(x, linear, blocks_for(x.device), out=out)
     else:
-        torch.mm(x, linear.weight.t(), out=out)
+        linear.write(x, out)
 
 
 def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None:
@@ -165,8 +164,8 @@ def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None
 def _first_norms(
     decoder: Decoder, i: int, mixing: list[SettledNorm | None], feeding: list[SettledNorm | None]
 ) -> tuple[SettledNorm | None, SettledNorm | None]:
-    """The norms of what layer i reads at its beginning: of its mixer, and of a feed-forward in parallel that has its
-    own. None after the last layer."""
+    """The norms of what layer i reads at its beginning: of its mixer, and of a feed-forward in parallel that has
+    its own. None after the last layer."""
     if i == len(mixing):
         return None, None
     return mixing[i], feeding[i] if decoder.plan.layers[i].parallel else None
