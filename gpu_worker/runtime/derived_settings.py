@@ -46,8 +46,8 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     """The quantization of the weights."""
     wanted = config.weight_quantization
     if wanted not in platform.quantizations:
-        kind = platform.device.kind
-        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8: cpu; fp8: cuda)")
+        known = ", ".join(platform.quantizations)
+        raise ModelError(f"weight_quantization: must be {known} on this {platform.device.kind}, got {wanted}")
     return wanted
 
 
