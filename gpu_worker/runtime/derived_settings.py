@@ -47,7 +47,8 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     wanted = config.weight_quantization
     if wanted not in platform.quantizations:
         known = ", ".join(platform.quantizations)
-        raise ModelError(f"weight_quantization: must be {known} on this {platform.device.kind}, got {wanted}")
+        where = "this card" if platform.device.kind == "cuda" else "a CPU"
+        raise ModelError(f"weight_quantization: must be {known} on {where}, got {wanted}")
     return wanted
 
 
