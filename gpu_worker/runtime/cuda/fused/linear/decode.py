@@ -37,6 +37,7 @@ from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear import dense
+from petiole.gpu_worker.runtime.device.cuda import capability
 
 MOST_ROWS = 16
 
@@ -61,6 +62,11 @@ NARROW = Block(16, 512, 4, 2, 1024)
 NARROW_HALF = Block(16, 256, 6, 2, 1024)
 """The same for inputs that do not divide into whole blocks. All three are the quickest of 58 that were tried on an
 H100."""
+
+
+def has_small_memory(place: torch.device) -> bool:
+    """Whether a block of this card has only 99 KiB of shared memory, as on compute capabilities 8.6 and 8.9."""
+    return capability(place) not in ((0, 0), (8, 0), (9, 0))
 
 
 def fits(decoder: Decoder) -> bool:
@@ -176,6 +182,7 @@ def _launch(
     assert rows.stride(1) == y.stride(1) == 1
     if inputs % block.inputs:
         block = NARROW_HALF
+    stages = min(block.stages, 5) if has_small_memory(rows.device) else block.stages
     dense.product[(outputs // block.outputs,)](
         rows,
         weight,
@@ -205,7 +212,7 @@ def _launch(
         EARLY=block.early,
         SHARES=1,
         num_warps=block.warps,
-        num_stages=block.stages,
+        num_stages=stages,
         **overlapped(rows),
     )
 

@@ -41,8 +41,7 @@ from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear import dense
-from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block
-from petiole.gpu_worker.runtime.device.cuda import capability
+from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block, has_small_memory
 
 FEW_ROWS, MOST_ROWS = 16, 64
 """Rows are padded to one of these, and a row's bits are the same beside any others up to it."""
@@ -80,7 +79,7 @@ groups do not fit."""
 
 
 def blocks_for(device: torch.device) -> Blocks:
-    return BLOCKS["128 outputs" if capability(device) in ((0, 0), (8, 0), (9, 0)) else "small"]
+    return BLOCKS["small" if has_small_memory(device) else "128 outputs"]
 
 
 def fits(decoder: Decoder) -> bool:
