@@ -27,6 +27,7 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from bench.gpu.card import untimed
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights, part_of
@@ -197,13 +198,14 @@ def output(*arguments: str) -> str:
 # ---------------------------------------------------------------- as a model calls them
 
 
-def draw(dtype: torch.dtype) -> None:
+def draw(dtype: torch.dtype, short: bool = False) -> None:
     n = 64
     half = torch.full((n,), 0.5)
     choice = SamplingMetadata(
         half, torch.zeros((n, 2), dtype=torch.int32), torch.ones(n, dtype=torch.int64), half, half
     )
-    choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
+    with untimed("rows" if short else "off"):
+        choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
 
 
 def heads(width: int, normed: bool, dtype: torch.dtype, near: bool = False) -> None:
@@ -374,6 +376,7 @@ CODED = {
 VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "float32": lambda: draw(torch.float32),
     "bfloat16": lambda: draw(torch.bfloat16),
+    "bfloat16, short lists": lambda: draw(torch.bfloat16, short=True),
     **{
         f"of {width}{', normed' * normed}{', into eight bits' * (dtype != torch.bfloat16)}": (
             lambda w=width, n=normed, d=dtype: heads(w, n, d)
@@ -433,6 +436,7 @@ SINCE = {"of 4096": 89}
 
 FEW = (
     "bfloat16",
+    "bfloat16, short lists",
     "of 128, normed",
     "",
     "of 4096",
