@@ -320,6 +320,11 @@ def settled_layer(rows: int, hidden: int, inner: int, blocks: settled.Blocks | N
     }
 
 
+def head(rows: int) -> None:
+    x, logits = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (4096, VOCAB))
+    settled.write_logits(x, dense(VOCAB, 4096), logits, torch.empty(rows, dtype=torch.int64))
+
+
 def settled_norms(kind: Literal["rms", "layer"], behind: bool) -> None:
     """Of the 8B's four shares: the norm that follows, or also one behind them, with biases."""
     biased = kind == "layer"
@@ -414,6 +419,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for name, blocks in settled.BLOCKS.items()
         for part in ("gated", "down")
     },
+    **{f"settled head, {rows} rows": lambda r=rows: head(r) for rows in (1, 64)},
     "rms": lambda: settled_norms("rms", behind=False),
     "layer, with biases": lambda: settled_norms("layer", behind=False),
     "rms, and behind": lambda: settled_norms("rms", behind=True),
@@ -452,6 +458,7 @@ FEW = (
     "settled gated, 4096, 64 rows",
     "settled down, 4096, 64 rows",
     "settled qkv, 1024, 16 rows",
+    "settled head, 64 rows",
     "layer, with biases",
     "int4, 1 rows",
     "int4, 64 rows",

@@ -147,14 +147,6 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | No
     return hidden
 
 
-def write_product(x: Tensor, linear: DenseLinear, out: Tensor) -> None:
-    """out = linear(x); by torch if there are too many rows, or if the weight is not in whole blocks."""
-    if len(x) <= MOST_ROWS and in_whole_blocks(linear):
-        product(x, linear, blocks_for(x.device), out=out)
-    else:
-        linear.write(x, out)
-
-
 def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None:
     """As in torch, a norm without its weights' place computes nothing."""
     return None if plan is None or weights is None else SettledNorm(plan, weights)
@@ -170,18 +162,42 @@ def _first_norms(
     return mixing[i], feeding[i] if decoder.plan.layers[i].parallel else None
 
 
-def product(
-    x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None, out: Tensor | None = None
-) -> Tensor:
+def product(x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
-    products, if `activation` is one. out: where the results go, instead of new memory."""
+    products, if `activation` is one."""
     outputs = _dense(linear).weight.shape[0]
     gated = activation is not None and activation.gated
-    y = x.new_empty((len(x), outputs // 2 if gated else outputs)) if out is None else out
+    y = x.new_empty((len(x), outputs // 2 if gated else outputs))
     act = "none" if activation is None else activation.activation
-    block = blocks.wide if outputs // blocks.wide.outputs >= PROGRAMS else blocks.narrow
-    _launch(_whole(linear, block), 1, x, _dense(linear), y, 0, act, gated)
+    _launch(_wide(linear, blocks), 1, x, _dense(linear), y, 0, act, gated)
     return y
+
+
+def write_logits(
+    x: Tensor, head: DenseLinear, logits: Tensor, tokens: Tensor, blocks: Blocks | None = None
+) -> None:
+    """logits = head(x), [T, out], and tokens, int64 [T], the likeliest of each row, the lowest of equal ones.
+    The head `writes` this many rows."""
+    block = _wide(head, blocks_for(x.device) if blocks is None else blocks)
+    programs = head.weight.shape[0] // block.outputs
+    best = torch.empty((len(x), programs), dtype=torch.float32, device=x.device)
+    owners = torch.empty_like(best, dtype=torch.int32)
+    _launch(block, 1, x, head, logits, 0, "none", gated=False, best=(best, owners))
+    _likeliest[(len(x),)](
+        best,
+        owners,
+        tokens,
+        programs,
+        head.weight.shape[0],
+        PROGRAMS=triton.next_power_of_2(programs),
+        num_warps=4,
+        **overlapped(x),
+    )
+
+
+def writes(head: Linear, n: int) -> bool:
+    """Whether `write_logits` computes this head for n rows."""
+    return n <= MOST_ROWS and in_whole_blocks(head)
 
 
 def shares(
@@ -215,6 +231,12 @@ def _whole(linear: Linear, block: Block) -> Block:
     return block
 
 
+def _wide(linear: Linear, blocks: Blocks) -> Block:
+    """The block of a product that writes its results."""
+    many = _dense(linear).weight.shape[0] // blocks.wide.outputs >= PROGRAMS
+    return _whole(linear, blocks.wide if many else blocks.narrow)
+
+
 def _cut(linear: Linear, block: Block) -> tuple[Block, int]:
     """The block, and the number of shares: by the weight's sizes alone."""
     block, (outputs, inputs), n = _whole(linear, block), _dense(linear).weight.shape, 1
@@ -234,6 +256,7 @@ def _launch(
     y_share: int,
     activation: str,
     gated: bool,
+    best: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     weight, bias = linear.weight, linear.bias
     n, (outputs, inputs) = len(x), weight.shape
@@ -249,6 +272,7 @@ def _launch(
         weight,
         y,
         y,
+        *((y, y) if best is None else best),
         n,
         inputs,
         y.shape[1],
@@ -268,6 +292,7 @@ def _launch(
         BLOCKS=1,
         EARLY=min(block.early, 1 << (inputs // n_shares).bit_length() - 1),
         SHARES=n_shares,
+        BEST=best is not None,
         num_warps=block.warps,
         num_stages=block.stages,
         **overlapped(x),
@@ -374,3 +399,17 @@ def _normed(value, at, there, width, weight, bias, eps, KIND: tl.constexpr):
     if bias is not None:
         value += tl.load(bias + at, mask=there, other=0.0).to(tl.float32)
     return value
+
+
+@triton.jit
+def _likeliest(best, owners, tokens, programs, width, PROGRAMS: tl.constexpr, OVERLAPPED: tl.constexpr):
+    """Of one row, from what the head's programs have found; some token, if the logits are no numbers."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = tl.arange(0, PROGRAMS)
+    row = tl.program_id(0) * programs
+    value = tl.load(best + row + at, mask=at < programs, other=float("-inf"))
+    owner = tl.load(owners + row + at, mask=at < programs, other=2147483647)
+    token = tl.min(tl.where(value == tl.max(value, 0), owner, 2147483647), 0)
+    tl.store(tokens + tl.program_id(0), tl.minimum(token, width - 1).to(tl.int64))
