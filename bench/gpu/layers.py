@@ -106,7 +106,7 @@ def _write_usually(head: DenseLinear, x: Tensor, logits: Tensor) -> Tensor:
     return likeliest(logits)
 
 
-def _write(head: DenseLinear, blocks: settled.Blocks, x: Tensor, logits: Tensor) -> None:
+def _write(head: DenseLinear, blocks: settled.ProductBlocks, x: Tensor, logits: Tensor) -> None:
     from petiole.gpu_worker.runtime.cuda.fused.linear import settled
 
     settled.write_logits(x, head, logits, torch.empty(len(x), dtype=torch.int64, device=x.device), blocks)

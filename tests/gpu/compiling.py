@@ -307,7 +307,9 @@ def added(hidden: int, inner: int) -> None:
     decode.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
-def settled_layer(rows: int, hidden: int, inner: int, blocks: settled.Blocks | None = None) -> dict[str, Any]:
+def settled_layer(
+    rows: int, hidden: int, inner: int, blocks: settled.ProductBlocks | None = None
+) -> dict[str, Any]:
     """The four products of a layer with 4096 or 2048 outputs of attention, and the kernel between them."""
     blocks = settled.blocks_for(torch.device("cpu")) if blocks is None else blocks
     x, wide, mixed = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (hidden, inner, max(hidden, 2048)))

@@ -47,7 +47,7 @@ FEW_ROWS, MOST_ROWS = 16, 64
 """Rows are padded to one of these, and a row's bits are the same beside any others up to it."""
 
 
-class Blocks(NamedTuple):
+class ProductBlocks(NamedTuple):
     """What programs compute at a time: `wide` in products that write their results, or `narrow` if these have few
     outputs; `deep` in products that leave shares."""
 
@@ -58,12 +58,12 @@ class Blocks(NamedTuple):
 
 _NARROW = Block(64, 128, 3, 4, 512)
 
-BLOCKS: dict[str, Blocks] = {
-    "64 outputs": Blocks(_NARROW, _NARROW, _NARROW),
-    "128 outputs": Blocks(Block(128, 64, 4, 4, 512), _NARROW, Block(128, 64, 4, 4, 512)),
-    "128 by 128": Blocks(Block(128, 128, 3, 8, 512), _NARROW, Block(128, 128, 3, 8, 512)),
-    "256 outputs": Blocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
-    "small": Blocks(*[Block(64, 64, 5, 4, 256)] * 3),
+BLOCKS: dict[str, ProductBlocks] = {
+    "64 outputs": ProductBlocks(_NARROW, _NARROW, _NARROW),
+    "128 outputs": ProductBlocks(Block(128, 64, 4, 4, 512), _NARROW, Block(128, 64, 4, 4, 512)),
+    "128 by 128": ProductBlocks(Block(128, 128, 3, 8, 512), _NARROW, Block(128, 128, 3, 8, 512)),
+    "256 outputs": ProductBlocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
+    "small": ProductBlocks(*[Block(64, 64, 5, 4, 256)] * 3),
 }
 """Candidates, which no card has timed: `bench.gpu --only layers` measures them. Two blocks of up to 113 KiB, of
 one kernel and of the next, lie in a multiprocessor's shared memory together. "small" fits into the 99 KiB of a
@@ -78,7 +78,7 @@ _LEAST = 64
 groups do not fit."""
 
 
-def blocks_for(device: torch.device) -> Blocks:
+def blocks_for(device: torch.device) -> ProductBlocks:
     return BLOCKS["small" if has_small_memory(device) else "128 outputs"]
 
 
@@ -125,7 +125,7 @@ class Shares:
     norm: SettledNorm | None = None
 
 
-def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | None = None) -> Tensor:
+def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: ProductBlocks | None = None) -> Tensor:
     """See `Decoder.forward`: at most `MOST_ROWS` rows, of a model that `fits`, without adapters."""
     hidden = decoder.first_inputs(hidden, step)
     blocks = blocks_for(hidden.device) if blocks is None else blocks
@@ -162,7 +162,7 @@ def _first_norms(
     return mixing[i], feeding[i] if decoder.plan.layers[i].parallel else None
 
 
-def product(x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None) -> Tensor:
+def product(x: Tensor, linear: Linear, blocks: ProductBlocks, activation: FeedForward | None = None) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
     products, if `activation` is one."""
     outputs = _dense(linear).weight.shape[0]
@@ -174,7 +174,7 @@ def product(x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward |
 
 
 def write_logits(
-    x: Tensor, head: DenseLinear, logits: Tensor, tokens: Tensor, blocks: Blocks | None = None
+    x: Tensor, head: DenseLinear, logits: Tensor, tokens: Tensor, blocks: ProductBlocks | None = None
 ) -> None:
     """logits = head(x), [T, out], and tokens, int64 [T], the likeliest of each row, the lowest of equal ones.
     The head `writes` this many rows."""
@@ -201,7 +201,10 @@ def writes(head: Linear, n: int) -> bool:
 
 
 def shares(
-    products: Sequence[tuple[Tensor, Linear]], blocks: Blocks, factor: float = 1.0, norm: SettledNorm | None = None
+    products: Sequence[tuple[Tensor, Linear]],
+    blocks: ProductBlocks,
+    factor: float = 1.0,
+    norm: SettledNorm | None = None,
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
     cuts = [_cut(linear, blocks.deep) for _, linear in products]
@@ -231,7 +234,7 @@ def _whole(linear: Linear, block: Block) -> Block:
     return block
 
 
-def _wide(linear: Linear, blocks: Blocks) -> Block:
+def _wide(linear: Linear, blocks: ProductBlocks) -> Block:
     """The block of a product that writes its results."""
     many = _dense(linear).weight.shape[0] // blocks.wide.outputs >= PROGRAMS
     return _whole(linear, blocks.wide if many else blocks.narrow)
