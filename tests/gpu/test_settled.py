@@ -95,8 +95,11 @@ def test_each_family_is_computed_as_by_torch(name, monkeypatch):
     decoder = family(name)
     assert supports(decoder, SETTLED, frozenset({TorchKernels, DenseLinear})).reason is None
     for n in (1, 3, 16, 17, 40, 64):
-        found, expected = both(decoder, n)
-        torch.testing.assert_close(found, expected, **NEAR)
+        found, expected = (rows.float() for rows in both(decoder, n))
+        if DEVICE == "cpu":
+            torch.testing.assert_close(found, expected, **NEAR)
+        else:  # by torch alone, bfloat16 is up to 0.014 of a row's length from float32
+            assert ((found - expected).norm(dim=1) < 0.05 * expected.norm(dim=1)).all()
 
 
 def normal(*shape, seed=0, dtype=DTYPE):

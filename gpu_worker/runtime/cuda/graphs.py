@@ -256,16 +256,23 @@ class Graphs:
             self._write_logits(hidden, self._buffers.logits[:n])
 
     def _write_logits(self, hidden: Tensor, logits: Tensor) -> None:
-        decoder, head = self._decoder, self._decoder.head
-        if isinstance(head, DenseLinear) and self._plain_logits:
-            head.write(decoder.normed(hidden), logits)
+        decoder = self._decoder
+        if self._plain_logits:
+            cast(DenseLinear, decoder.head).write(decoder.normed(hidden), logits)
         else:
             logits.copy_(decoder.head_output(hidden))
 
     @property
     def _plain_logits(self) -> bool:
-        """Whether logits are a product and nothing else."""
-        return self._decoder.plan.logits_factor == 1.0 and not self._decoder.plan.logits_softcap
+        """Whether logits are a product behind the last norm, and nothing else. A decoder that nobody knows, whose
+        steps are not captured, may compute them otherwise."""
+        plan, kind, head = self._decoder.plan, type(self._decoder), type(self._decoder.head)
+        changed = (
+            plan.logits_factor != 1.0
+            or plan.logits_softcap
+            or getattr(kind, "head_output", None) != Decoder.head_output
+        )
+        return head is DenseLinear and not changed
 
     def _finds_tokens(self, n: int, fused: bool) -> bool:
         """Whether a step of n positions, with or without fused products, finds the likeliest tokens itself."""

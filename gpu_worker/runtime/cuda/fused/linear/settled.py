@@ -197,7 +197,7 @@ def write_logits(
 
 def writes(head: Linear, n: int) -> bool:
     """Whether `write_logits` computes this head for n rows."""
-    return n <= MOST_ROWS and in_whole_blocks(head)
+    return isinstance(head, DenseLinear) and n <= MOST_ROWS and in_whole_blocks(head)
 
 
 def shares(
