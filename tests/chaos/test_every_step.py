@@ -41,7 +41,7 @@ WITHOUT_A_NET = (
 )
 """On a thread that a worker cannot do without."""
 
-FAILS_ITS_TASKS = ("to be begun", "begun", "announcement written")
+FAILS_ITS_TASKS = ("to be begun", "begun", "announcement written", "end known")
 """An error of the intake, or of a task's output, is that of the tasks at hand: they fail, and the worker goes on
 (see `test_intake`, `test_publisher`)."""
 
