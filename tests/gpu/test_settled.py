@@ -45,6 +45,7 @@ FAMILIES = (
     "gemma1",
     "gemma2",
     "gemma3",
+    "gemma4",
     "granite",
     "olmo2",
     "exaone4",
