@@ -1,0 +1,144 @@
+"""Captured decodes whose rows are cut along their keys, so that a long row costs its bytes and no more.
+
+A row is cut into pieces by its own length alone (`piece_length`). So it has the same bits alone and in any batch, of
+whatever lengths, and in every captured size. A piece and a head of keys is an item. A launch has as many programs as
+the card runs at a time, and each computes the items program, program + programs, and so on. The host knows neither
+the number of items nor their lengths.
+
+    cut      once a step: for each row its pieces, in a list that begins with the longest ones, so that programs end
+             together
+    attend   in each layer: the items. The only piece of a row writes the row's output. Every other piece writes its
+             part, and the logarithm of the sum of its weights
+    merge    in each layer: the parts of a row, in order, to the row's output
+
+The kernels are in `fused.attention`. No card has timed them, see `supported.tried`. Arithmetic: 256 rows of 8 heads
+of keys, one of 32,768 positions and the others of 128, are 2,040 items of 128 positions and 256 of 1,024. Of 396
+programs each computes 1,024 positions and some 5 short items, where the mean is 1,321 positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, Geometry
+
+PIECE = 256
+"""Positions of a piece, at most, while a row has no more than `MOST_PIECES`."""
+
+MOST_PIECES = 32
+"""Of a row. Longer rows have longer pieces, because parts take memory: a piece of 32 heads of 128 takes 16 KiB."""
+
+TILE = 64
+"""Positions that a program computes at a time. Pieces are whole tiles, but for the last one of a row."""
+
+FIELDS = 8
+"""Numbers of a piece in the list: its row, where it begins and ends, the row's length, the place of the row's first
+page in the page list, and the number of the row's pieces. The rest is not used."""
+
+PROGRAMS = 3
+"""Programs that a multiprocessor runs at a time."""
+
+_HEAD_SIZES = (64, 128, 256)
+_MOST_QUERIES = 16
+"""For each head of keys. With more, sums do not fit into registers."""
+
+
+def piece_length(length: int) -> int:
+    """Positions of each piece of a row but the last one, which may be shorter. length: positions that its queries
+    see, at least 1."""
+    longest = max(PIECE, _rounded_up(-(-length // MOST_PIECES)))
+    return _rounded_up(-(-length // -(-length // longest)))
+
+
+def _rounded_up(positions: int) -> int:
+    return -(-positions // TILE) * TILE
+
+
+def most_pieces(longest: int) -> int:
+    """Of a row with so many positions, or fewer."""
+    return min(MOST_PIECES, -(-longest // PIECE))
+
+
+def has_kernel(kind: AttentionKind, queries: int = 1) -> bool:
+    """Whether `fused.attention` computes decodes of so many positions a row."""
+    group = kind.heads // kind.kv_heads
+    return kind.rank == 0 and kind.head_dim in _HEAD_SIZES and group * queries <= _MOST_QUERIES
+
+
+def part_bytes(kind: AttentionKind, rows: int, queries: int, longest: int) -> int:
+    """Memory for the parts of a layer."""
+    return 4 * rows * queries * most_pieces(longest) * kind.heads * (kind.head_dim + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The list of a step. listed: int32 [most, FIELDS], the longest pieces first; of_rows: int32 [2, rows], the
+    place of each row's first piece in it, and how many the row has; count: int32 [1], of all rows."""
+
+    listed: Tensor
+    of_rows: Tensor
+    count: Tensor
+
+    @staticmethod
+    def empty(rows: int, longest: int, device: torch.device) -> Pieces:
+        sizes = ((rows * most_pieces(longest), FIELDS), (2, rows), (1,))
+        return Pieces(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
+
+
+class SplitWrappers:
+    """The captured decodes of one slot at one batch size. See `flashinfer.DecodeWrappers`, whose interface this
+    has."""
+
+    def __init__(
+        self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
+    ) -> None:
+        self.geometry = geometry
+        self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
+        self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
+        self.wrappers = {
+            kind: SplitWrapper(geometry, kind, size, workspace, indices, queries) for kind in geometry.kinds
+        }
+
+    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
+        """Plan a step. indptr, last_page_len: pinned; indices: those that were given before. Nothing waits."""
+        self.indptr.copy_(indptr, non_blocking=True)
+        self.last_page_len.copy_(last_page_len, non_blocking=True)
+        for wrapper in self.wrappers.values():
+            wrapper.plan(self.indptr, self.last_page_len)
+
+
+class SplitWrapper:
+    """The layers of one kind. workspace: uint8, for the parts of a layer; it holds nothing between layers."""
+
+    def __init__(
+        self, geometry: Geometry, kind: AttentionKind, size: int, workspace: Tensor, indices: Tensor, queries: int
+    ) -> None:
+        cache = geometry.cache
+        longest = cache.table.shape[1] * cache.page_size
+        self.kind, self.queries, self.page_size, self.indices = kind, queries, cache.page_size, indices
+        self.pieces = Pieces.empty(size, longest, geometry.device)
+        outputs = len(self.pieces.listed) * queries * kind.heads
+        parts = workspace[: part_bytes(kind, size, queries, longest)].view(torch.float32)
+        self.parts, self.sums = parts[: outputs * kind.head_dim], parts[outputs * kind.head_dim :]
+        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
+        self.programs = PROGRAMS * processors
+
+    def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
+        from petiole.gpu_worker.runtime.cuda.fused.attention import cut
+
+        cut(indptr, last_page_len, self.page_size, self.kind.window, self.queries, self.pieces)
+
+    def run(
+        self, q: Tensor, pages: tuple[Tensor, Tensor], *, out: Tensor, return_lse: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """q, out: [rows * queries, heads, width], heads dense; pages: keys and values, [n, page_size, heads of
+        keys, width]. `return_lse`: also float32 [rows * queries, heads], the logarithm, of base 2, of each sum of
+        exponentials."""
+        from petiole.gpu_worker.runtime.cuda.fused.attention import attend
+
+        sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        attend(self, q, pages, out, sums)
+        return out if sums is None else (out, sums)

@@ -1,0 +1,399 @@
+"""The kernels of `attention.split`: decode attention over rows that are cut into pieces.
+
+The warps of a program do not meet within a piece. Each has keys and a softmax of its own, and their sums are added at
+the end of the piece. Keys are the left operand of the tensor cores. The queries that share a head of keys, padded to
+eight or sixteen, are the right one. While a program computes with a tile of keys, the next tiles are on their way to
+shared memory, sixteen bytes a copy, and the places of the tile behind them as well.
+
+Eight-bit keys and values are read as pairs, of sixteen bits. Masks and shifts make each byte the float16 that is
+worth 2**-8 of it, on every card. The tensor cores take the even elements and the odd ones in turn.
+"""
+
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from petiole.gpu_worker.runtime.cuda.attention.split import (
+    FIELDS,
+    MOST_PIECES,
+    PIECE,
+    TILE,
+    Pieces,
+    SplitWrapper,
+)
+from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+
+_LOG2_E = 1.4426950408889634
+_WORTH = 2.0**8
+"""What a float16 that `_halves` makes is multiplied by."""
+
+_WARPS = 4
+_STAGES, _STAGES_OF_WIDE_HEADS = 5, 3
+"""Of the loop over tiles: two tiles are on their way, or one, and the places of as many more. A tile of keys and
+values with heads of 128 takes 32 KiB."""
+
+_ROWS = 8
+"""Rows that a program of `_cut` lists."""
+
+_HALVES = """{ .reg .b32 s, t, x;
+shl.b32 x, $2, 8; and.b32 s, x, 0x80008000; shr.u32 t, x, 1; lop3.b32 $0, t, 0x3f803f80, s, 0xea;
+and.b32 s, $2, 0x80008000; shr.u32 t, $2, 1; lop3.b32 $1, t, 0x3f803f80, s, 0xea; }"""
+"""PTX that makes two pairs of float8_e4m3fn two float16 of the low bytes and two of the high ones."""
+
+
+def cut(
+    indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: Pieces
+) -> None:
+    """Write the pieces of rows whose pages `indptr` bounds, int32 [rows + 1]; last_page_len: int32 [rows]. Each
+    row has at least as many positions as queries."""
+    rows = len(last_page_len)
+    _cut[(triton.cdiv(rows, _ROWS),)](
+        indptr,
+        last_page_len,
+        pieces.listed,
+        pieces.of_rows,
+        pieces.count,
+        rows,
+        page_size,
+        window + queries - 1 if window else 0,
+        FIELDS=FIELDS,
+        PIECE=PIECE,
+        PIECES=MOST_PIECES,
+        TILE=TILE,
+        ROWS=_ROWS,
+        ALL=triton.next_power_of_2(rows),
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "seen"])
+def _cut(
+    indptr,
+    last_page_len,
+    listed,
+    of_rows,
+    count,
+    rows,
+    page_size,
+    seen,
+    FIELDS: tl.constexpr,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """seen: positions that the queries of a row see; 0: all."""
+    other, row = tl.arange(0, ALL), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    _, _, _, other_each, other_n = _pieces_of(
+        indptr, last_page_len, other, rows, page_size, seen, PIECE, PIECES, TILE
+    )
+    first_page, length, start, each, n = _pieces_of(
+        indptr, last_page_len, row, rows, page_size, seen, PIECE, PIECES, TILE
+    )
+    longer = other_each[None, :] > each[:, None]
+    before = longer | ((other_each[None, :] == each[:, None]) & (other[None, :] < row[:, None]))
+    place = tl.sum(tl.where(before, other_n[None, :], 0), 1)
+    tl.store(of_rows + row, place, mask=row < rows)
+    tl.store(of_rows + rows + row, n, mask=row < rows)
+    piece = tl.arange(0, PIECES)
+    there = piece[None, :] < n[:, None]
+    at = listed + (place[:, None] + piece[None, :]) * FIELDS
+    begin = start[:, None] + piece[None, :] * each[:, None]
+    tl.store(at, tl.broadcast_to(row[:, None], begin.shape), mask=there)
+    tl.store(at + 1, begin, mask=there)
+    tl.store(at + 2, tl.minimum(begin + each[:, None], length[:, None]), mask=there)
+    tl.store(at + 3, tl.broadcast_to(length[:, None], begin.shape), mask=there)
+    tl.store(at + 4, tl.broadcast_to(first_page[:, None], begin.shape), mask=there)
+    tl.store(at + 5, tl.broadcast_to(n[:, None], begin.shape), mask=there)
+    if tl.program_id(0) == 0:
+        tl.store(count, tl.sum(other_n, 0))
+
+
+@triton.jit
+def _pieces_of(
+    indptr,
+    last_page_len,
+    row,
+    rows,
+    page_size,
+    seen,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The place of each row's first page, its length, the first position that its queries see, and what
+    `split.piece_length` says of it: how long its pieces are, and how many there are."""
+    real = row < rows
+    first_page = tl.load(indptr + row, mask=real, other=0)
+    pages = tl.load(indptr + row + 1, mask=real, other=0) - first_page
+    length = (pages - 1) * page_size + tl.load(last_page_len + row, mask=real, other=0)
+    start = tl.maximum(length - seen, 0) if seen > 0 else length * 0
+    positions = tl.maximum(length - start, 1)
+    longest = tl.maximum(tl.cdiv(tl.cdiv(positions, PIECES), TILE) * TILE, PIECE)
+    each = tl.cdiv(tl.cdiv(positions, tl.cdiv(positions, longest)), TILE) * TILE
+    return first_page, length, start, each, tl.where(real, tl.cdiv(positions, each), 0)
+
+
+def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sums: Tensor | None) -> None:
+    """See `SplitWrapper.run`. sums: float32 [rows * queries, heads]."""
+    kind, queries, pieces = split.kind, split.queries, split.pieces
+    keys, values = pages
+    in_pairs = keys.dtype == torch.float8_e4m3fn
+    if in_pairs:
+        keys, values = keys.view(torch.int16), values.view(torch.int16)
+    group, units = kind.heads // kind.kv_heads, keys.shape[3]
+    assert q.stride()[1:] == out.stride()[1:] == (kind.head_dim, 1)
+    assert out.is_contiguous()
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    worth = _WORTH if in_pairs else 1.0
+    scale = kind.scale * worth
+    scale *= 2.0 * _LOG2_E / kind.softcap if kind.softcap else _LOG2_E
+    constants = {
+        "KV_HEADS": kind.kv_heads,
+        "GROUP": group,
+        "QUERIES": queries,
+        "WIDTH": kind.head_dim,
+        "SUMS": sums is not None,
+    }
+    launch = overlapped(q)
+    _attend[(split.programs,)](
+        q,
+        keys,
+        values,
+        split.indices,
+        pieces.listed,
+        pieces.count,
+        out,
+        out if sums is None else sums,
+        split.parts,
+        split.sums,
+        q.stride(0),
+        kind.kv_heads * units,
+        scale,
+        kind.softcap * _LOG2_E,
+        kind.window,
+        CAPPED=kind.softcap > 0,
+        WINDOWED=kind.window > 0 and queries > 1,
+        UNITS=units,
+        ROWS=max(8, triton.next_power_of_2(group * queries)),
+        PAGE=split.page_size,
+        FIELDS=FIELDS,
+        LANES=_WARPS,
+        WORTH=worth,
+        KEYS=TILE // _WARPS,
+        ASSEMBLY="" if triton.knobs.runtime.interpret else _HALVES,
+        num_warps=_WARPS,
+        num_stages=_STAGES if units <= 128 else _STAGES_OF_WIDE_HEADS,
+        **constants,
+        **launch,
+    )
+    rows = pieces.of_rows.shape[1]
+    _merge[(rows, kind.kv_heads)](
+        split.parts,
+        split.sums,
+        pieces.of_rows,
+        out,
+        out if sums is None else sums,
+        rows,
+        PIECES=MOST_PIECES,
+        num_warps=4,
+        **constants,
+        **launch,
+    )
+
+
+@triton.jit
+def _attend(
+    q,
+    keys,
+    values,
+    pages,
+    listed,
+    count,
+    out,
+    out_sums,
+    parts,
+    part_sums,
+    q_row,
+    position_units,
+    scale,
+    cap,
+    window,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGE: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SUMS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    LANES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WORTH: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):
+    """UNITS: of sixteen bits, of a head; ROWS: GROUP * QUERIES, padded. A lane is a warp's keys of a tile."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    IN_PAIRS: tl.constexpr = UNITS < WIDTH
+    APART: tl.constexpr = WIDTH // UNITS
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    lane, key, r, unit = tl.arange(0, LANES), tl.arange(0, KEYS), tl.arange(0, ROWS), tl.arange(0, UNITS)
+    of_head = r // GROUP * q_row + r % GROUP * WIDTH
+    real = r < GROUP * QUERIES
+    for item in range(tl.program_id(0), tl.load(count) * KV_HEADS, tl.num_programs(0)):
+        head, piece = item % KV_HEADS, listed + item // KV_HEADS * FIELDS
+        row, begin, end, length = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
+        listed_pages, n = pages + tl.load(piece + 4), tl.load(piece + 5)
+        queries = q + row * QUERIES * q_row + head * GROUP * WIDTH
+        even = _queries(queries, of_head, real, unit, keys, 0, APART, LANES)
+        odd = _queries(queries, of_head, real, unit, keys, 1, APART, LANES) if IN_PAIRS else even
+        most = tl.full([LANES, ROWS], float("-inf"), tl.float32)
+        weights = tl.zeros([LANES, ROWS], tl.float32)
+        total = tl.zeros([LANES, UNITS, ROWS], tl.float32)
+        other = tl.zeros([LANES, UNITS, ROWS], tl.float32) if IN_PAIRS else 0.0
+        for start in range(begin, end, LANES * KEYS):
+            position = start + lane[:, None] * KEYS + key[None, :]
+            known = tl.minimum(position, end - 1)  # beyond the end, the last key again, whose weight is then none
+            slot = tl.load(listed_pages + known // PAGE).to(tl.int64) * PAGE + known % PAGE
+            place = slot * position_units + head * UNITS
+            k = tl.load(keys + place[:, :, None] + unit[None, None, :])
+            v = tl.load(values + place[:, None, :] + unit[None, :, None])
+            if IN_PAIRS:
+                low, high = _halves(k, ASSEMBLY)
+                score = tl.dot(high, odd, tl.dot(low, even)) * scale
+            else:
+                score = tl.dot(k, even) * scale
+            if CAPPED:
+                score = cap - 2.0 * cap / (tl.exp2(score) + 1.0)  # cap * tanh
+            seen = (position < end)[:, :, None]
+            if QUERIES > 1:
+                last = (length - QUERIES + r // GROUP)[None, None, :]
+                seen = seen & (position[:, :, None] <= last)
+                if WINDOWED:
+                    seen = seen & (position[:, :, None] > last - window)
+            score = tl.where(seen, score, float("-inf"))
+            largest = tl.maximum(most, tl.max(score, 1))
+            base = tl.where(largest == float("-inf"), 0.0, largest)
+            weight = tl.exp2(score - base[:, None, :])
+            shrunk = tl.exp2(most - base)
+            weights, most = weights * shrunk + tl.sum(weight, 1), largest
+            if IN_PAIRS:
+                low, high = _halves(v, ASSEMBLY)
+                weight = weight.to(tl.float16)
+                total = tl.dot(low, weight, total * shrunk[:, None, :])
+                other = tl.dot(high, weight, other * shrunk[:, None, :])
+            else:
+                total = tl.dot(v, weight.to(v.dtype), total * shrunk[:, None, :])
+        largest = tl.max(most, 0)
+        base = tl.where(largest == float("-inf"), 0.0, largest)
+        share = tl.exp2(most - base[None, :])
+        sum_of_weights = tl.sum(weights * share, 0)
+        logarithm = base + tl.log2(sum_of_weights)
+        share *= tl.where(sum_of_weights > 0.0, WORTH / sum_of_weights, 0.0)[None, :]
+        if n == 1:
+            to_row = out + row.to(tl.int64) * QUERIES * HEADS * WIDTH + head * GROUP * WIDTH
+            of_output = (r // GROUP * HEADS + r % GROUP) * WIDTH
+            _store(to_row, of_output, real, unit, total, share, 0, APART)
+            if IN_PAIRS:
+                _store(to_row, of_output, real, unit, other, share, 1, APART)
+            if SUMS:
+                at = row * QUERIES * HEADS + head * GROUP + r // GROUP * HEADS + r % GROUP
+                tl.store(out_sums + at, logarithm, mask=real)
+        else:
+            part = item * (GROUP * QUERIES) + r.to(tl.int64)
+            _store(parts, part * WIDTH, real, unit, total, share, 0, APART)
+            if IN_PAIRS:
+                _store(parts, part * WIDTH, real, unit, other, share, 1, APART)
+            tl.store(part_sums + part, logarithm, mask=real)
+
+
+@triton.jit
+def _queries(
+    queries, of_head, real, unit, keys, FIRST: tl.constexpr, APART: tl.constexpr, LANES: tl.constexpr
+):
+    """[lanes, units, rows], in the type of the keys; of pairs, float16."""
+    at = queries + of_head[None, :] + (unit[:, None] * APART + FIRST)
+    found = tl.load(at, mask=real[None, :], other=0.0)
+    if keys.dtype.element_ty == tl.int16:
+        found = tl.clamp(found.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+    return tl.broadcast_to(found[None, :, :], [LANES, found.shape[0], found.shape[1]])
+
+
+@triton.jit
+def _halves(pairs, ASSEMBLY: tl.constexpr):
+    """What the low and the high bytes stand for, divided by 2**8, float16. See `_HALVES`."""
+    if ASSEMBLY == "":
+        return _half(pairs << 8), _half(pairs)
+    else:
+        return tl.inline_asm_elementwise(
+            ASSEMBLY, "=r,=r,r", args=[pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+
+
+@triton.jit
+def _half(high):
+    return ((high & -32768) | ((high >> 1) & 0x3F80)).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _store(target, of_row, real, unit, total, share, FIRST: tl.constexpr, APART: tl.constexpr):
+    """The sum over the four lanes of total, [lanes, units, rows], times share, [lanes, rows]."""
+    lanes = tl.permute(total * share[:, None, :], (1, 2, 0))
+    even, odd = tl.split(tl.reshape(lanes, [lanes.shape[0], lanes.shape[1], 2, 2]))
+    a, b = tl.split(even)
+    c, d = tl.split(odd)
+    at = target + of_row[None, :] + (unit[:, None] * APART + FIRST)
+    tl.store(at, ((a + b) + (c + d)).to(target.dtype.element_ty), mask=real[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _merge(
+    parts,
+    part_sums,
+    of_rows,
+    out,
+    out_sums,
+    rows,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SUMS: tl.constexpr,
+    PIECES: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, head = tl.program_id(0), tl.program_id(1)
+    n = tl.load(of_rows + rows + row)
+    if n > 1:
+        piece, column = tl.arange(0, PIECES), tl.arange(0, WIDTH)
+        there = piece < n
+        item = (tl.load(of_rows + row) + piece) * KV_HEADS + head
+        for r in range(GROUP * QUERIES):
+            at = item.to(tl.int64) * (GROUP * QUERIES) + r
+            logarithm = tl.load(part_sums + at, mask=there, other=float("-inf"))
+            part = tl.load(parts + at[:, None] * WIDTH + column[None, :], mask=there[:, None], other=0.0)
+            largest = tl.max(logarithm, 0)
+            weight = tl.exp2(logarithm - largest)
+            sum_of_weights = tl.sum(weight, 0)
+            to = (row * QUERIES + r // GROUP) * (KV_HEADS * GROUP) + head * GROUP + r % GROUP
+            merged = tl.sum(part * weight[:, None], 0) / sum_of_weights
+            tl.store(out + to.to(tl.int64) * WIDTH + column, merged.to(out.dtype.element_ty))
+            if SUMS:
+                tl.store(out_sums + to, largest + tl.log2(sum_of_weights))
