@@ -99,7 +99,7 @@ class SplitWrappers:
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
         self.wrappers = {
-            kind: SplitWrapper(geometry, kind, size, workspace, indices, queries) for kind in geometry.kinds
+            kind: SplitWrapper.over(workspace, geometry, kind, size, queries, indices) for kind in geometry.kinds
         }
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
@@ -110,21 +110,34 @@ class SplitWrappers:
             wrapper.plan(self.indptr, self.last_page_len)
 
 
+@dataclass(frozen=True, slots=True)
 class SplitWrapper:
-    """The layers of one kind. workspace: uint8, for the parts of a layer; it holds nothing between layers."""
+    """The layers of one kind, of `queries` positions a row. indices: the page list, int32. parts: float32, of all
+    pieces, heads of keys and their queries; sums: float32, the logarithms, of base 2, of their sums of weights.
+    These hold nothing between layers. programs: of a launch."""
 
-    def __init__(
-        self, geometry: Geometry, kind: AttentionKind, size: int, workspace: Tensor, indices: Tensor, queries: int
-    ) -> None:
-        cache = geometry.cache
-        longest = cache.table.shape[1] * cache.page_size
-        self.kind, self.queries, self.page_size, self.indices = kind, queries, cache.page_size, indices
-        self.pieces = Pieces.empty(size, longest, geometry.device)
-        outputs = len(self.pieces.listed) * queries * kind.heads
-        parts = workspace[: part_bytes(kind, size, queries, longest)].view(torch.float32)
-        self.parts, self.sums = parts[: outputs * kind.head_dim], parts[outputs * kind.head_dim :]
-        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
-        self.programs = PROGRAMS * processors
+    kind: AttentionKind
+    queries: int
+    page_size: int
+    indices: Tensor
+    pieces: Pieces
+    parts: Tensor
+    sums: Tensor
+    programs: int
+
+    @staticmethod
+    def over(
+        workspace: Tensor, geometry: Geometry, kind: AttentionKind, rows: int, queries: int, indices: Tensor
+    ) -> SplitWrapper:
+        """workspace: uint8, at least `part_bytes`."""
+        page_size, device = geometry.cache.page_size, geometry.device
+        longest = geometry.cache.table.shape[1] * page_size
+        pieces = Pieces.empty(rows, longest, device)
+        outputs = len(pieces.listed) * queries * kind.heads
+        room = workspace[: part_bytes(kind, rows, queries, longest)].view(torch.float32)
+        parts, sums = room.split([outputs * kind.head_dim, outputs])
+        programs = PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+        return SplitWrapper(kind, queries, page_size, indices, pieces, parts, sums, programs)
 
     def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
         from petiole.gpu_worker.runtime.cuda.fused.attention import cut
