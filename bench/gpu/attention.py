@@ -1,4 +1,4 @@
-"""The attention of a decode step alone, by each of its two possible kernels, against the time to read the keys and
+"""The attention of a decode step alone, by each of its possible kernels, against the time to read the keys and
 values."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.gpu.card import QWEN3_8B, SMALL, Card, release, seconds
 from bench.harness.checkpoints.decoders import Shape, config
 from bench.harness.report import Report
 from petiole.gpu_worker.models.families.registry import model_of
-from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention
+from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention, split
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.device.device import staged, upload
@@ -22,59 +22,85 @@ from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 LAYERS = 8
 """One after another, so that no layer finds its keys and values in the card's cache."""
 
-
 SHORT = 128
 """Positions of all rows of a skewed batch but one."""
 
+LONG = 32_768
+"""Positions of the one long row of a batch, beside short ones."""
+
+KERNELS = {"tensor cores": 1, "CUDA cores": 1 + 1024, "split": 0}
+"""The kernels: `attention.TENSOR_CORES_FROM` that makes FlashInfer choose it; 0: our own."""
+
+CACHES = {"": torch.bfloat16, " in eight bits": torch.float8_e4m3fn}
+
 
 def attending(report: Report, card: Card, mean: int = 640) -> None:
-    """Rows of equal length, of lengths between a tenth of the mean and nearly twice, and of one long row among
-    short ones, which take as many positions altogether."""
+    """Rows of equal length, of lengths between a tenth of the mean and nearly twice, of one long row among short
+    ones, which take as many positions altogether, and of one of `LONG` among short ones."""
     draw = random.Random(0)
     for shape in (SMALL, QWEN3_8B):
         for batch in (16, 64, 256):
-            uneven = [draw.randint(mean // 10, 2 * mean - mean // 10) for _ in range(batch)]
-            skewed = [mean * batch - (batch - 1) * SHORT, *[SHORT] * (batch - 1)]
-            for name, lengths in (("equal", [mean] * batch), ("uneven", uneven), ("skewed", skewed)):
-                floor = sum(lengths) * shape.kv_bytes_per_token / shape.n_layers / card.bandwidth
-                for kernel, least in (("tensor cores", 1), ("CUDA cores", 1 + shape.n_heads)):
-                    took = layer_seconds(shape, np.array(lengths, np.int32), least)
-                    report.add(
-                        f"{shape.name}: a layer's attention, batch {batch}, {name} lengths, {kernel}",
-                        took * 1e6,
-                        "us",
-                        floor=floor * 1e6,
-                        better="lower",
-                    )
-                    release()
+            short = [SHORT] * (batch - 1)
+            mixes = {
+                "equal lengths": [mean] * batch,
+                "uneven lengths": [draw.randint(mean // 10, 2 * mean - mean // 10) for _ in range(batch)],
+                "skewed lengths": [mean * batch - sum(short), *short],
+                f"one of {LONG}": [*short, LONG],
+            }
+            for cached, dtype in CACHES.items():
+                for name, lengths in mixes.items():
+                    size = dtype.itemsize / torch.bfloat16.itemsize * shape.kv_bytes_per_token / shape.n_layers
+                    for kernel in KERNELS:
+                        took = layer_seconds(shape, np.array(lengths, np.int32), kernel, dtype)
+                        report.add(
+                            f"{shape.name}: a layer's attention{cached}, batch {batch}, {name}, {kernel}",
+                            took * 1e6,
+                            "us",
+                            floor=sum(lengths) * size / card.bandwidth * 1e6,
+                            better="lower",
+                        )
+                        release()
 
 
-def layer_seconds(shape: Shape, lengths: np.ndarray, tensor_cores_from: int) -> float:
-    """`tensor_cores_from`: as in `attention.TENSOR_CORES_FROM`, which is put back."""
-    device, usual = CudaDevice(), attention.TENSOR_CORES_FROM
+def layer_seconds(shape: Shape, lengths: np.ndarray, kernel: str, stored: torch.dtype) -> float:
+    """kernel: of `KERNELS`."""
+    device = CudaDevice()
     on = device.torch_device
     model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS))).plan
     mixer = model.attentions[0]
-    n_pages, dtype = 1 + int(lengths.sum()), torch.bfloat16
-    cache = new_kv_cache(model, n_pages=n_pages, page_size=1, rows=1, max_model_len=1, dtype=dtype, device=on)
+    kind = attention.AttentionKind.of(mixer)
+    n_pages, longest = 1 + int(lengths.sum()), int(lengths.max())
+    cache = new_kv_cache(
+        model, n_pages=n_pages, page_size=1, rows=1, max_model_len=longest, dtype=stored, device=on
+    )
     for pool in (*cache.keys, *cache.values):
-        pool.normal_()
-    geometry = attention.Geometry(model, cache, dtype)
+        pool.copy_(torch.randn(pool.shape, dtype=torch.bfloat16, device=on))
+    geometry = attention.Geometry(model, cache, torch.bfloat16)
     indptr, last = attention.host_page_counts(lengths, 1)
     indices = upload(np.arange(1, n_pages, dtype=np.int32), on)
-    q = torch.randn(len(lengths), mixer.heads, mixer.head_dim, dtype=dtype, device=on)
+    q = torch.randn(len(lengths), mixer.heads, mixer.head_dim, dtype=torch.bfloat16, device=on)
     out = torch.empty_like(q)
-    attention.TENSOR_CORES_FROM = tensor_cores_from
-    try:
-        wrappers = attention.DecodeWrappers(geometry, len(lengths), attention.new_workspace(on), indices)
-    finally:
-        attention.TENSOR_CORES_FROM = usual
+    parts = split.part_bytes(kind, len(lengths), 1, longest)
+    workspace = attention.new_workspace(on, max(attention.WORKSPACE_BYTES, parts))
+    wrappers = new_wrappers(kernel, geometry, len(lengths), workspace, indices)
     wrappers.plan(staged(indptr, on), indices, staged(last, on))
 
     def attend() -> None:
         for layer in range(LAYERS):
-            wrappers.wrappers[attention.AttentionKind.of(mixer)].run(q, geometry.pages(layer), out=out)
+            wrappers.wrappers[kind].run(q, geometry.pages(layer), out=out)
 
     attend()
     device.synchronize()
     return seconds(cuda_capture(device.new_stream("compute"))(attend)) / LAYERS
+
+
+def new_wrappers(
+    kernel: str, geometry: attention.Geometry, rows: int, workspace: torch.Tensor, indices: torch.Tensor
+) -> attention.DecodeWrappers | split.SplitWrappers:
+    if kernel == "split":
+        return split.SplitWrappers(geometry, rows, workspace, indices)
+    usual, attention.TENSOR_CORES_FROM = attention.TENSOR_CORES_FROM, KERNELS[kernel]
+    try:
+        return attention.DecodeWrappers(geometry, rows, workspace, indices)
+    finally:
+        attention.TENSOR_CORES_FROM = usual

@@ -11,19 +11,24 @@ the number of items nor their lengths.
              part, and the logarithm of the sum of its weights
     merge    in each layer: the parts of a row, in order, to the row's output
 
-The kernels are in `fused.attention`. No card has timed them, see `supported.tried`. Arithmetic: 256 rows of 8 heads
-of keys, one of 32,768 positions and the others of 128, are 2,040 items of 128 positions and 256 of 1,024. Of 396
-programs each computes 1,024 positions and some 5 short items, where the mean is 1,321 positions.
+The kernels are in `fused.attention`. No card has timed them, see `supported.tried`. Arithmetic, for the 396 programs
+of an H100: 256 rows with 8 heads of keys, one of 32,768 positions and the others of 128, are 256 items of 1,024
+positions and 2,040 of 128. A multiprocessor gets two long items and some 15 short ones, 3,968 positions, and the
+mean is 3,964. Unsplit, the long row alone would be 32,768 positions for 8 of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, Geometry
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, Geometry, fills_the_card
+from petiole.gpu_worker.runtime.cuda.shapes import Shape
+from petiole.gpu_worker.runtime.cuda.supported import tried
+from petiole.gpu_worker.runtime.device.cuda import capability
 
 PIECE = 256
 """Positions of a piece, at most, while a row has no more than `MOST_PIECES`."""
@@ -37,9 +42,6 @@ TILE = 64
 FIELDS = 8
 """Numbers of a piece in the list: its row, where it begins and ends, the row's length, the place of the row's first
 page in the page list, and the number of the row's pieces. The rest is not used."""
-
-PROGRAMS = 3
-"""Programs that a multiprocessor runs at a time."""
 
 _HEAD_SIZES = (64, 128, 256)
 _MOST_QUERIES = 16
@@ -68,9 +70,41 @@ def has_kernel(kind: AttentionKind, queries: int = 1) -> bool:
     return kind.rank == 0 and kind.head_dim in _HEAD_SIZES and group * queries <= _MOST_QUERIES
 
 
+def is_chosen(geometry: Geometry, shape: Shape) -> bool:
+    """Whether captured decodes of this shape are split here. FlashInfer splits rows itself as long as they do not
+    fill the card."""
+    return tried("split") and all(
+        has_kernel(kind, shape.queries) and fills_the_card(geometry, kind, shape.rows) for kind in geometry.kinds
+    )
+
+
+def workspace_bytes(kinds: Iterable[AttentionKind], shapes: Sequence[Shape], longest: int) -> int:
+    """The most that a layer of any of these takes. longest: maximum positions of a row."""
+    sizes = [
+        part_bytes(kind, shape.rows, shape.queries, longest)
+        for kind in kinds
+        for shape in shapes
+        if shape.queries and has_kernel(kind, shape.queries)
+    ]
+    return max(sizes, default=0) if tried("split") else 0
+
+
+def list_bytes(rows: int, longest: int) -> int:
+    """Memory for the list of a step."""
+    return 4 * rows * most_pieces(longest) * FIELDS
+
+
 def part_bytes(kind: AttentionKind, rows: int, queries: int, longest: int) -> int:
     """Memory for the parts of a layer."""
     return 4 * rows * queries * most_pieces(longest) * kind.heads * (kind.head_dim + 1)
+
+
+def programs_at_once(kind: AttentionKind, queries: int, card: tuple[int, int]) -> int:
+    """On a multiprocessor, by its shared memory, which holds one of 66 KiB (3090, 4090), two (A100) or three (H100),
+    and by its registers, which hold two with wide heads or many queries."""
+    few = kind.head_dim <= 128 and kind.heads // kind.kv_heads * queries <= 8
+    fit = 3 if card >= (9, 0) else 2 if card == (8, 0) else 1
+    return min(fit, 3 if few else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +170,8 @@ class SplitWrapper:
         outputs = len(pieces.listed) * queries * kind.heads
         room = workspace[: part_bytes(kind, rows, queries, longest)].view(torch.float32)
         parts, sums = room.split([outputs * kind.head_dim, outputs])
-        programs = PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+        programs = programs_at_once(kind, queries, capability(device))
+        programs *= torch.cuda.get_device_properties(device).multi_processor_count
         return SplitWrapper(kind, queries, page_size, indices, pieces, parts, sums, programs)
 
     def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 Each module has kernels and functions that launch them. The tests run them in Triton's interpreter on a CPU.
 
+    attention  decodes of rows that are cut along their keys
     layers     norm, rotation and storing of keys and values in one launch; a step's page list; eight-bit values
     norms      norms whose weights are in float32, or that a gate follows
     choose     from logits to tokens in two launches

@@ -38,6 +38,9 @@ _STAGES, _STAGES_OF_WIDE_HEADS = 5, 3
 """Of the loop over tiles: two tiles are on their way, or one, and the places of as many more. A tile of keys and
 values with heads of 128 takes 32 KiB."""
 
+_REGISTERS = 168
+"""Of a thread: three programs on a multiprocessor, see `split.programs_at_once`. Some compilers take more without need."""
+
 _ROWS = 8
 """Rows that a program of `_cut` lists."""
 
@@ -156,6 +159,7 @@ def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Te
     worth = _WORTH if in_pairs else 1.0
     scale = kind.scale * worth
     scale *= 2.0 * _LOG2_E / kind.softcap if kind.softcap else _LOG2_E
+    rows, wide = max(8, triton.next_power_of_2(group * queries)), units > 128
     constants = {
         "KV_HEADS": kind.kv_heads,
         "GROUP": group,
@@ -183,7 +187,7 @@ def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Te
         CAPPED=kind.softcap > 0,
         WINDOWED=kind.window > 0 and queries > 1,
         UNITS=units,
-        ROWS=max(8, triton.next_power_of_2(group * queries)),
+        ROWS=rows,
         PAGE=split.page_size,
         FIELDS=FIELDS,
         LANES=_WARPS,
@@ -191,18 +195,19 @@ def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Te
         KEYS=TILE // _WARPS,
         ASSEMBLY="" if triton.knobs.runtime.interpret else _HALVES,
         num_warps=_WARPS,
-        num_stages=_STAGES if units <= 128 else _STAGES_OF_WIDE_HEADS,
+        num_stages=_STAGES_OF_WIDE_HEADS if wide else _STAGES,
+        maxnreg=None if wide or rows > 8 else _REGISTERS,
         **constants,
         **launch,
     )
-    rows = pieces.of_rows.shape[1]
-    _merge[(rows, kind.kv_heads)](
+    n_rows = pieces.of_rows.shape[1]
+    _merge[(n_rows, kind.kv_heads)](
         split.parts,
         split.sums,
         pieces.of_rows,
         out,
         out if sums is None else sums,
-        rows,
+        n_rows,
         PIECES=MOST_PIECES,
         num_warps=4,
         **constants,
