@@ -127,7 +127,8 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
     plan_bytes = latents.PLAN_BYTES if model.reads_latents else PLAN_BYTES
     plans = sum(
-        max(plan_bytes, split.list_bytes(shape.rows, longest)) + _LENGTHS_BYTES for shape in chain(*shapes.values())
+        max(plan_bytes, split.list_bytes(shape.rows, longest)) + _LENGTHS_BYTES
+        for shape in chain(*shapes.values())
     )
     plans += 2 * _WRAPPER_BYTES  # causal, bidirectional
     columns = -(-longest // engine.page_size)

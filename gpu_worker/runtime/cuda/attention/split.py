@@ -1,20 +1,20 @@
 """Captured decodes whose rows are cut along their keys, so that a long row costs its bytes and no more.
 
-A row is cut into pieces by its own length alone (`piece_length`). So it has the same bits alone and in any batch, of
-whatever lengths, and in every captured size. A piece and a head of keys is an item. A launch has as many programs as
-the card runs at a time, and each computes the items program, program + programs, and so on. The host knows neither
-the number of items nor their lengths.
+A row is cut into pieces by its own length alone (`piece_length`). So its output has the same bits alone and in any
+batch, of whatever lengths, and in every captured size. A piece and a head of keys is an item. A launch has as many
+programs as the card runs at a time, and each computes the items program, program + programs, and so on. The host
+knows neither the number of items nor their lengths.
 
-    cut      once a step: for each row its pieces, in a list that begins with the longest ones, so that programs end
-             together
-    attend   in each layer: the items. The only piece of a row writes the row's output. Every other piece writes its
-             part, and the logarithm of the sum of its weights
+    cut      once a step: for each row its pieces, in a list that begins with the longest ones, so that programs
+             end together
+    attend   in each layer: the items. The only piece of a row writes the row's output. Every other piece writes
+             its part, and the logarithm of the sum of its weights
     merge    in each layer: the parts of a row, in order, to the row's output
 
-The kernels are in `fused.attention`. No card has timed them, see `supported.tried`. Arithmetic, for the 396 programs
-of an H100: 256 rows with 8 heads of keys, one of 32,768 positions and the others of 128, are 256 items of 1,024
-positions and 2,040 of 128. A multiprocessor gets two long items and some 15 short ones, 3,968 positions, and the
-mean is 3,964. Unsplit, the long row alone would be 32,768 positions for 8 of them.
+The kernels are in `fused.attention`. No card has timed them, see `supported.tried`. Arithmetic, for the 396
+programs of an H100: 256 rows with 8 heads of keys, one of 32,768 positions and the others of 128, are 256 items of
+1,024 positions and 2,040 of 128. A multiprocessor gets two long items and some 15 short ones, and so 3,968
+positions; the mean is 3,964. Unsplit, the long row alone is 32,768 positions for each of eight programs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ TILE = 64
 """Positions that a program computes at a time. Pieces are whole tiles, but for the last one of a row."""
 
 FIELDS = 8
-"""Numbers of a piece in the list: its row, where it begins and ends, the row's length, the place of the row's first
-page in the page list, and the number of the row's pieces. The rest is not used."""
+"""Numbers of a piece in the list: its row, where it begins and ends, the row's length, the place of the row's
+first page in the page list, and the number of the row's pieces. The rest is not used."""
 
 _HEAD_SIZES = (64, 128, 256)
 _MOST_QUERIES = 16
@@ -100,8 +100,8 @@ def part_bytes(kind: AttentionKind, rows: int, queries: int, longest: int) -> in
 
 
 def programs_at_once(kind: AttentionKind, queries: int, card: tuple[int, int]) -> int:
-    """On a multiprocessor, by its shared memory, which holds one of 66 KiB (3090, 4090), two (A100) or three (H100),
-    and by its registers, which hold two with wide heads or many queries."""
+    """On a multiprocessor, by its shared memory, which holds one of 66 KiB (3090, 4090), two (A100) or three
+    (H100), and by its registers, which hold two with wide heads or many queries."""
     few = kind.head_dim <= 128 and kind.heads // kind.kv_heads * queries <= 8
     fit = 3 if card >= (9, 0) else 2 if card == (8, 0) else 1
     return min(fit, 3 if few else 2)
@@ -169,7 +169,7 @@ class SplitWrapper:
         pieces = Pieces.empty(rows, longest, device)
         outputs = len(pieces.listed) * queries * kind.heads
         room = workspace[: part_bytes(kind, rows, queries, longest)].view(torch.float32)
-        parts, sums = room.split([outputs * kind.head_dim, outputs])
+        parts, sums = room.tensor_split([outputs * kind.head_dim])
         programs = programs_at_once(kind, queries, capability(device))
         programs *= torch.cuda.get_device_properties(device).multi_processor_count
         return SplitWrapper(kind, queries, page_size, indices, pieces, parts, sums, programs)

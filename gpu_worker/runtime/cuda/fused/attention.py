@@ -1,9 +1,9 @@
 """The kernels of `attention.split`: decode attention over rows that are cut into pieces.
 
-The warps of a program do not meet within a piece. Each has keys and a softmax of its own, and their sums are added at
-the end of the piece. Keys are the left operand of the tensor cores. The queries that share a head of keys, padded to
-eight or sixteen, are the right one. While a program computes with a tile of keys, the next tiles are on their way to
-shared memory, sixteen bytes a copy, and the places of the tile behind them as well.
+The warps of a program do not meet within a piece. Each has keys and a softmax of its own, and their sums are
+added at the end of the piece. Keys are the left operand of the tensor cores. The queries that share a head of
+keys, padded to eight or sixteen, are the right one. While a program computes with a tile of keys, the next tiles
+are on their way to shared memory, sixteen bytes a copy, and so are the places of those behind them.
 
 Eight-bit keys and values are read as pairs, of sixteen bits. Masks and shifts make each byte the float16 that is
 worth 2**-8 of it, on every card. The tensor cores take the even elements and the odd ones in turn.
@@ -39,7 +39,7 @@ _STAGES, _STAGES_OF_WIDE_HEADS = 5, 3
 values with heads of 128 takes 32 KiB."""
 
 _REGISTERS = 168
-"""Of a thread: three programs on a multiprocessor, see `split.programs_at_once`. Some compilers take more without need."""
+"""Of a thread, see `split.programs_at_once`. Triton 3.6 takes 230 without need."""
 
 _ROWS = 8
 """Rows that a program of `_cut` lists."""
@@ -50,9 +50,7 @@ and.b32 s, $2, 0x80008000; shr.u32 t, $2, 1; lop3.b32 $1, t, 0x3f803f80, s, 0xea
 """PTX that makes two pairs of float8_e4m3fn two float16 of the low bytes and two of the high ones."""
 
 
-def cut(
-    indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: Pieces
-) -> None:
+def cut(indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: Pieces) -> None:
     """Write the pieces of rows whose pages `indptr` bounds, int32 [rows + 1]; last_page_len: int32 [rows]. Each
     row has at least as many positions as queries."""
     rows = len(last_page_len)
@@ -253,9 +251,9 @@ def _attend(
     if OVERLAPPED:
         gdc_launch_dependents()
         gdc_wait()
-    IN_PAIRS: tl.constexpr = UNITS < WIDTH
-    APART: tl.constexpr = WIDTH // UNITS
-    HEADS: tl.constexpr = KV_HEADS * GROUP
+    in_pairs: tl.constexpr = UNITS < WIDTH
+    apart: tl.constexpr = WIDTH // UNITS
+    heads: tl.constexpr = KV_HEADS * GROUP
     lane, key, r, unit = tl.arange(0, LANES), tl.arange(0, KEYS), tl.arange(0, ROWS), tl.arange(0, UNITS)
     of_head = r // GROUP * q_row + r % GROUP * WIDTH
     real = r < GROUP * QUERIES
@@ -264,12 +262,12 @@ def _attend(
         row, begin, end, length = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
         listed_pages, n = pages + tl.load(piece + 4), tl.load(piece + 5)
         queries = q + row * QUERIES * q_row + head * GROUP * WIDTH
-        even = _queries(queries, of_head, real, unit, keys, 0, APART, LANES)
-        odd = _queries(queries, of_head, real, unit, keys, 1, APART, LANES) if IN_PAIRS else even
+        even = _queries(queries, of_head, real, unit, keys, 0, apart, LANES)
+        odd = _queries(queries, of_head, real, unit, keys, 1, apart, LANES) if in_pairs else even
         most = tl.full([LANES, ROWS], float("-inf"), tl.float32)
         weights = tl.zeros([LANES, ROWS], tl.float32)
         total = tl.zeros([LANES, UNITS, ROWS], tl.float32)
-        other = tl.zeros([LANES, UNITS, ROWS], tl.float32) if IN_PAIRS else 0.0
+        other = tl.zeros([LANES, UNITS, ROWS], tl.float32) if in_pairs else 0.0
         for start in range(begin, end, LANES * KEYS):
             position = start + lane[:, None] * KEYS + key[None, :]
             known = tl.minimum(position, end - 1)  # beyond the end, the last key again, whose weight is then none
@@ -277,7 +275,7 @@ def _attend(
             place = slot * position_units + head * UNITS
             k = tl.load(keys + place[:, :, None] + unit[None, None, :])
             v = tl.load(values + place[:, None, :] + unit[None, :, None])
-            if IN_PAIRS:
+            if in_pairs:
                 low, high = _halves(k, ASSEMBLY)
                 score = tl.dot(high, odd, tl.dot(low, even)) * scale
             else:
@@ -296,7 +294,7 @@ def _attend(
             weight = tl.exp2(score - base[:, None, :])
             shrunk = tl.exp2(most - base)
             weights, most = weights * shrunk + tl.sum(weight, 1), largest
-            if IN_PAIRS:
+            if in_pairs:
                 low, high = _halves(v, ASSEMBLY)
                 weight = weight.to(tl.float16)
                 total = tl.dot(low, weight, total * shrunk[:, None, :])
@@ -310,26 +308,24 @@ def _attend(
         logarithm = base + tl.log2(sum_of_weights)
         share *= tl.where(sum_of_weights > 0.0, WORTH / sum_of_weights, 0.0)[None, :]
         if n == 1:
-            to_row = out + row.to(tl.int64) * QUERIES * HEADS * WIDTH + head * GROUP * WIDTH
-            of_output = (r // GROUP * HEADS + r % GROUP) * WIDTH
-            _store(to_row, of_output, real, unit, total, share, 0, APART)
-            if IN_PAIRS:
-                _store(to_row, of_output, real, unit, other, share, 1, APART)
+            to_row = out + row.to(tl.int64) * QUERIES * heads * WIDTH + head * GROUP * WIDTH
+            of_output = (r // GROUP * heads + r % GROUP) * WIDTH
+            _store(to_row, of_output, real, unit, total, share, 0, apart)
+            if in_pairs:
+                _store(to_row, of_output, real, unit, other, share, 1, apart)
             if SUMS:
-                at = row * QUERIES * HEADS + head * GROUP + r // GROUP * HEADS + r % GROUP
+                at = row * QUERIES * heads + head * GROUP + r // GROUP * heads + r % GROUP
                 tl.store(out_sums + at, logarithm, mask=real)
         else:
             part = item * (GROUP * QUERIES) + r.to(tl.int64)
-            _store(parts, part * WIDTH, real, unit, total, share, 0, APART)
-            if IN_PAIRS:
-                _store(parts, part * WIDTH, real, unit, other, share, 1, APART)
+            _store(parts, part * WIDTH, real, unit, total, share, 0, apart)
+            if in_pairs:
+                _store(parts, part * WIDTH, real, unit, other, share, 1, apart)
             tl.store(part_sums + part, logarithm, mask=real)
 
 
 @triton.jit
-def _queries(
-    queries, of_head, real, unit, keys, FIRST: tl.constexpr, APART: tl.constexpr, LANES: tl.constexpr
-):
+def _queries(queries, of_head, real, unit, keys, FIRST: tl.constexpr, APART: tl.constexpr, LANES: tl.constexpr):
     """[lanes, units, rows], in the type of the keys; of pairs, float16."""
     at = queries + of_head[None, :] + (unit[:, None] * APART + FIRST)
     found = tl.load(at, mask=real[None, :], other=0.0)
