@@ -39,8 +39,12 @@ class Step:
     stored: torch.dtype = DTYPE
     longest: int = 4 * PIECE
     programs: int = 5
-    q: torch.Tensor = field(init=False)
-    places: list[torch.Tensor] = field(init=False)
+    joined: torch.Tensor = field(init=False)
+    """Queries and what a product has beside them: rows lie apart."""
+
+    @property
+    def q(self) -> torch.Tensor:
+        return self.joined[:, : self.kind.heads]
 
     def __post_init__(self) -> None:
         draw = torch.Generator().manual_seed(sum(self.lengths) + self.queries)
@@ -52,12 +56,12 @@ class Step:
         for pool in self.pages:
             pool[0] = math.nan
         wide = len(self.lengths) * self.queries, kind.heads + 2, kind.head_dim
-        self.q = torch.randn(wide, generator=draw).to(DTYPE)[:, : kind.heads]  # rows lie apart, as in a product
+        self.joined = torch.randn(wide, generator=draw).to(DTYPE)
 
     def rows(self, first: int, end: int) -> Step:
         """Some of the rows, as a step of their own."""
         one = Step(self.kind, self.lengths[first:end], self.page_size, self.queries, self.stored)
-        one.pages, one.q = self.pages, self.q[first * self.queries : end * self.queries]
+        one.pages, one.joined = self.pages, self.joined[first * self.queries : end * self.queries]
         one.indices = self.indices[self.indptr[first] : self.indptr[end]]
         return one
 
@@ -73,8 +77,8 @@ class Step:
         wrapper.plan(*(torch.from_numpy(array).to(DEVICE) for array in (self.indptr, self.last)))
         out = torch.full((rows * self.queries, kind.heads, kind.head_dim), math.nan, dtype=DTYPE, device=DEVICE)
         pages = self.pages[0].to(DEVICE), self.pages[1].to(DEVICE)
-        q = self.q.to(DEVICE) if self.q.is_contiguous() else self.q.contiguous().to(DEVICE)
-        found = wrapper.run(self.q if DEVICE == "cpu" else q, pages, out=out, return_lse=summed)
+        q = self.joined.to(DEVICE)[:, : kind.heads]
+        found = wrapper.run(q, pages, out=out, return_lse=summed)
         return out.cpu(), found[1].cpu() if summed else None
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,5 +173,7 @@ def test_the_list_of_pieces(window, queries):
         cut(indptr.to(DEVICE), last.to(DEVICE), 16, window, queries, found)
         plain.cut(indptr, last, 16, window, queries, expected)
         assert torch.equal(found.listed.cpu(), expected.listed)
-        assert torch.equal(found.of_rows.cpu(), expected.of_rows)
+        several = expected.of_rows[2] > 1
+        assert torch.equal(found.of_rows.cpu()[1:], expected.of_rows[1:])
+        assert torch.equal(found.of_rows.cpu()[0, several], expected.of_rows[0, several])
         assert torch.equal(found.count.cpu(), expected.count)

@@ -157,13 +157,13 @@ def cut(indptr, last_page_len, page_size, window, queries, pieces):
         each = split.piece_length(length - start)
         begins = range(start, length, each)
         rest = (length, int(indptr[row]), len(begins))
-        found += [(each, row, begin, min(begin + each, length), *rest) for begin in begins]
-    found.sort(key=lambda piece: -piece[0])
-    listed = torch.tensor(found, dtype=torch.int32)[:, 1:]
+        found += [(row, begin, min(begin + each, length), *rest) for begin in begins]
+    found.sort(key=lambda piece: (piece[1] - piece[2], piece[2] == piece[3]))
+    listed = torch.tensor(found, dtype=torch.int32)
     pieces.listed[: len(found), : listed.shape[1]] = listed
     for row in range(len(lengths)):
         own = (listed[:, 0] == row).nonzero()
-        pieces.of_rows[:, row] = torch.tensor([int(own[0]), len(own)])
+        pieces.of_rows[:, row] = torch.tensor([int(own[0]), int(own[-1]), len(own)])
     pieces.count[0] = len(found)
 
 

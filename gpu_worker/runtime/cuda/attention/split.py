@@ -109,8 +109,9 @@ def programs_at_once(kind: AttentionKind, queries: int, card: tuple[int, int]) -
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The list of a step. listed: int32 [most, FIELDS], the longest pieces first; of_rows: int32 [2, rows], the
-    place of each row's first piece in it, and how many the row has; count: int32 [1], of all rows."""
+    """The list of a step. listed: int32 [most, FIELDS], the longest pieces first; of_rows: int32 [3, rows], the
+    place of each row's first piece in it, behind which all others lie but the last, the place of that one, and how
+    many the row has; count: int32 [1], of all rows."""
 
     listed: Tensor
     of_rows: Tensor
@@ -118,7 +119,7 @@ class Pieces:
 
     @staticmethod
     def empty(rows: int, longest: int, device: torch.device) -> Pieces:
-        sizes = ((rows * most_pieces(longest), FIELDS), (2, rows), (1,))
+        sizes = ((rows * most_pieces(longest), FIELDS), (3, rows), (1,))
         return Pieces(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
 
 

@@ -92,21 +92,27 @@ def _cut(
 ):
     """seen: positions that the queries of a row see; 0: all."""
     other, row = tl.arange(0, ALL), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    _, _, _, other_each, other_n = _pieces_of(
+    _, _, _, other_each, other_n, other_rest = _pieces_of(
         indptr, last_page_len, other, rows, page_size, seen, PIECE, PIECES, TILE
     )
-    first_page, length, start, each, n = _pieces_of(
+    first_page, length, start, each, n, rest = _pieces_of(
         indptr, last_page_len, row, rows, page_size, seen, PIECE, PIECES, TILE
     )
-    longer = other_each[None, :] > each[:, None]
-    before = longer | ((other_each[None, :] == each[:, None]) & (other[None, :] < row[:, None]))
-    place = tl.sum(tl.where(before, other_n[None, :], 0), 1)
-    tl.store(of_rows + row, place, mask=row < rows)
-    tl.store(of_rows + rows + row, n, mask=row < rows)
-    piece = tl.arange(0, PIECES)
-    there = piece[None, :] < n[:, None]
-    at = listed + (place[:, None] + piece[None, :]) * FIELDS
-    begin = start[:, None] + piece[None, :] * each[:, None]
+    earlier, others = other[None, :] < row[:, None], tl.where(other < rows, 1, 0)[None, :]
+    longer, as_long = other_each[None, :] > each[:, None], other_each[None, :] == each[:, None]
+    before = tl.where(longer | (as_long & earlier), other_n[None, :] - others, 0)
+    place = tl.sum(before + tl.where(other_rest[None, :] > each[:, None], others, 0), 1)
+    longer, as_long = other_rest[None, :] > rest[:, None], other_rest[None, :] == rest[:, None]
+    before = tl.where(longer | (as_long & earlier), others, 0)
+    last = tl.sum(before + tl.where(other_each[None, :] >= rest[:, None], other_n[None, :] - others, 0), 1)
+    real = row < rows
+    tl.store(of_rows + row, place, mask=real)
+    tl.store(of_rows + rows + row, last, mask=real)
+    tl.store(of_rows + 2 * rows + row, n, mask=real)
+    piece = tl.arange(0, PIECES)[None, :]
+    there = piece < n[:, None]
+    at = listed + tl.where(piece < n[:, None] - 1, place[:, None] + piece, last[:, None]) * FIELDS
+    begin = start[:, None] + piece * each[:, None]
     tl.store(at, tl.broadcast_to(row[:, None], begin.shape), mask=there)
     tl.store(at + 1, begin, mask=there)
     tl.store(at + 2, tl.minimum(begin + each[:, None], length[:, None]), mask=there)
@@ -130,7 +136,7 @@ def _pieces_of(
     TILE: tl.constexpr,
 ):
     """The place of each row's first page, its length, the first position that its queries see, and what
-    `split.piece_length` says of it: how long its pieces are, and how many there are."""
+    `split.piece_length` says of it: how long its pieces are, how many there are, and how long the last one is."""
     real = row < rows
     first_page = tl.load(indptr + row, mask=real, other=0)
     pages = tl.load(indptr + row + 1, mask=real, other=0) - first_page
@@ -139,7 +145,8 @@ def _pieces_of(
     positions = tl.maximum(length - start, 1)
     longest = tl.maximum(tl.cdiv(tl.cdiv(positions, PIECES), TILE) * TILE, PIECE)
     each = tl.cdiv(tl.cdiv(positions, tl.cdiv(positions, longest)), TILE) * TILE
-    return first_page, length, start, each, tl.where(real, tl.cdiv(positions, each), 0)
+    n = tl.cdiv(positions, each)
+    return first_page, length, start, each, tl.where(real, n, 0), positions - (n - 1) * each
 
 
 def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sums: Tensor | None) -> None:
@@ -305,8 +312,10 @@ def _attend(
         base = tl.where(largest == float("-inf"), 0.0, largest)
         share = tl.exp2(most - base[None, :])
         sum_of_weights = tl.sum(weights * share, 0)
-        logarithm = base + tl.log2(sum_of_weights)
-        share *= tl.where(sum_of_weights > 0.0, WORTH / sum_of_weights, 0.0)[None, :]
+        some = sum_of_weights > 0.0  # a query may see nothing of a piece
+        divisor = tl.where(some, sum_of_weights, 1.0)
+        logarithm = tl.where(some, base + tl.log2(divisor), float("-inf"))
+        share *= (WORTH / divisor)[None, :]
         if n == 1:
             to_row = out + row.to(tl.int64) * QUERIES * heads * WIDTH + head * GROUP * WIDTH
             of_output = (r // GROUP * heads + r % GROUP) * WIDTH
@@ -381,11 +390,12 @@ def _merge(
         gdc_launch_dependents()
         gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
-    n = tl.load(of_rows + rows + row)
+    n = tl.load(of_rows + 2 * rows + row)
     if n > 1:
         piece, column = tl.arange(0, PIECES), tl.arange(0, WIDTH)
         there = piece < n
-        item = (tl.load(of_rows + row) + piece) * KV_HEADS + head
+        place, last = tl.load(of_rows + row), tl.load(of_rows + rows + row)
+        item = tl.where(piece < n - 1, place + piece, last) * KV_HEADS + head
         for r in range(GROUP * QUERIES):
             at = item.to(tl.int64) * (GROUP * QUERIES) + r
             logarithm = tl.load(part_sums + at, mask=there, other=float("-inf"))
