@@ -267,7 +267,7 @@ def _attend(
     for item in range(tl.program_id(0), tl.load(count) * KV_HEADS, tl.num_programs(0)):
         head, piece = item % KV_HEADS, listed + item // KV_HEADS * FIELDS
         row, begin, end, length = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
-        listed_pages, n = pages + tl.load(piece + 4), tl.load(piece + 5)
+        listed_pages = pages + tl.load(piece + 4)
         queries = q + row * QUERIES * q_row + head * GROUP * WIDTH
         even = _queries(queries, of_head, real, unit, keys, 0, apart, LANES)
         odd = _queries(queries, of_head, real, unit, keys, 1, apart, LANES) if in_pairs else even
@@ -316,7 +316,7 @@ def _attend(
         divisor = tl.where(some, sum_of_weights, 1.0)
         logarithm = tl.where(some, base + tl.log2(divisor), float("-inf"))
         share *= (WORTH / divisor)[None, :]
-        if n == 1:
+        if tl.load(piece + 5) == 1:
             to_row = out + row.to(tl.int64) * QUERIES * heads * WIDTH + head * GROUP * WIDTH
             of_output = (r // GROUP * heads + r % GROUP) * WIDTH
             _store(to_row, of_output, real, unit, total, share, 0, apart)
