@@ -19,14 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from petiole.gpu_worker.runtime.cuda.attention.split import (
-    FIELDS,
-    MOST_PIECES,
-    PIECE,
-    TILE,
-    Pieces,
-    SplitWrapper,
-)
+from petiole.gpu_worker.runtime.cuda.attention import split
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 
 _LOG2_E = 1.4426950408889634
@@ -50,7 +43,9 @@ and.b32 s, $2, 0x80008000; shr.u32 t, $2, 1; lop3.b32 $1, t, 0x3f803f80, s, 0xea
 """PTX that makes two pairs of float8_e4m3fn two float16 of the low bytes and two of the high ones."""
 
 
-def cut(indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: Pieces) -> None:
+def cut(
+    indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: split.Pieces
+) -> None:
     """Write the pieces of rows whose pages `indptr` bounds, int32 [rows + 1]; last_page_len: int32 [rows]. Each
     row has at least as many positions as queries."""
     rows = len(last_page_len)
@@ -63,10 +58,10 @@ def cut(indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, quer
         rows,
         page_size,
         window + queries - 1 if window else 0,
-        FIELDS=FIELDS,
-        PIECE=PIECE,
-        PIECES=MOST_PIECES,
-        TILE=TILE,
+        FIELDS=split.FIELDS,
+        PIECE=split.PIECE,
+        PIECES=split.MOST_PIECES,
+        TILE=split.TILE,
         ROWS=_ROWS,
         ALL=triton.next_power_of_2(rows),
         num_warps=4,
@@ -149,9 +144,11 @@ def _pieces_of(
     return first_page, length, start, each, tl.where(real, n, 0), positions - (n - 1) * each
 
 
-def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sums: Tensor | None) -> None:
+def attend(
+    wrapper: split.SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sums: Tensor | None
+) -> None:
     """See `SplitWrapper.run`. sums: float32 [rows * queries, heads]."""
-    kind, queries, pieces = split.kind, split.queries, split.pieces
+    kind, queries, pieces = wrapper.kind, wrapper.queries, wrapper.pieces
     keys, values = pages
     in_pairs = keys.dtype == torch.float8_e4m3fn
     if in_pairs:
@@ -173,17 +170,17 @@ def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Te
         "SUMS": sums is not None,
     }
     launch = overlapped(q)
-    _attend[(split.programs,)](
+    _attend[(wrapper.programs,)](
         q,
         keys,
         values,
-        split.indices,
+        wrapper.indices,
         pieces.listed,
         pieces.count,
         out,
         out if sums is None else sums,
-        split.parts,
-        split.sums,
+        wrapper.parts,
+        wrapper.sums,
         q.stride(0),
         kind.kv_heads * units,
         scale,
@@ -193,11 +190,11 @@ def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Te
         WINDOWED=kind.window > 0 and queries > 1,
         UNITS=units,
         ROWS=rows,
-        PAGE=split.page_size,
-        FIELDS=FIELDS,
+        PAGE=wrapper.page_size,
+        FIELDS=split.FIELDS,
         LANES=_WARPS,
         WORTH=worth,
-        KEYS=TILE // _WARPS,
+        KEYS=split.TILE // _WARPS,
         ASSEMBLY="" if triton.knobs.runtime.interpret else _HALVES,
         num_warps=_WARPS,
         num_stages=_STAGES_OF_WIDE_HEADS if wide else _STAGES,
@@ -207,13 +204,13 @@ def attend(split: SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Te
     )
     n_rows = pieces.of_rows.shape[1]
     _merge[(n_rows, kind.kv_heads)](
-        split.parts,
-        split.sums,
+        wrapper.parts,
+        wrapper.sums,
         pieces.of_rows,
         out,
         out if sums is None else sums,
         n_rows,
-        PIECES=MOST_PIECES,
+        PIECES=split.MOST_PIECES,
         num_warps=4,
         **constants,
         **launch,
