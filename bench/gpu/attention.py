@@ -29,8 +29,13 @@ SHORT = 128
 LONG = 32_768
 """Positions of the one long row of a batch, beside short ones."""
 
-KERNELS = {"tensor cores": 1, "CUDA cores": 1 + 1024, "split": 0}
-"""The kernels: `attention.TENSOR_CORES_FROM` that makes FlashInfer choose it; 0: our own."""
+FLASHINFER = {"tensor cores": 1, "CUDA cores": 1 + 1024}
+"""Its kernels, and the `attention.TENSOR_CORES_FROM` that makes it choose each."""
+
+SPLIT = {f"split by {piece}": piece for piece in (256, 512)}
+"""Our own, and the positions of its pieces."""
+
+KERNELS = (*FLASHINFER, *SPLIT)
 
 IN_EIGHT_BITS = ("equal lengths", f"one of {LONG}")
 """The batches that are measured with keys and values in eight bits as well."""
@@ -102,9 +107,11 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Ite
 def new_wrappers(
     kernel: str, geometry: attention.Geometry, rows: int, workspace: torch.Tensor, indices: torch.Tensor
 ) -> attention.DecodeWrappers | split.SplitWrappers:
-    if kernel == "split":
+    """The piece, too, must be that of the kernel when the wrappers plan, not only when they are made."""
+    if kernel in SPLIT:
+        split.PIECE = SPLIT[kernel]
         return split.SplitWrappers(geometry, rows, workspace, indices)
-    usual, attention.TENSOR_CORES_FROM = attention.TENSOR_CORES_FROM, KERNELS[kernel]
+    usual, attention.TENSOR_CORES_FROM = attention.TENSOR_CORES_FROM, FLASHINFER[kernel]
     try:
         return attention.DecodeWrappers(geometry, rows, workspace, indices)
     finally:

@@ -34,6 +34,9 @@ values with heads of 128 takes 32 KiB."""
 _REGISTERS = 168
 """Of a thread, see `split.programs_at_once`. Triton 3.6 takes 230 without need."""
 
+_COLUMNS = 128
+"""Elements of a head that a program of `_merge` computes."""
+
 _ROWS = 8
 """Rows that a program of `_cut` lists."""
 
@@ -202,8 +205,8 @@ def attend(
         **constants,
         **launch,
     )
-    n_rows = pieces.of_rows.shape[1]
-    _merge[(n_rows, kind.kv_heads)](
+    n_rows, columns = pieces.of_rows.shape[1], min(kind.head_dim, _COLUMNS)
+    _merge[(n_rows, kind.heads * queries, kind.head_dim // columns)](
         wrapper.parts,
         wrapper.sums,
         pieces.of_rows,
@@ -211,7 +214,9 @@ def attend(
         out if sums is None else sums,
         n_rows,
         PIECES=split.MOST_PIECES,
-        num_warps=4,
+        AT_ONCE=16,
+        COLUMNS=columns,
+        num_warps=1,
         **constants,
         **launch,
     )
@@ -381,27 +386,38 @@ def _merge(
     WIDTH: tl.constexpr,
     SUMS: tl.constexpr,
     PIECES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):
     if OVERLAPPED:
         gdc_launch_dependents()
         gdc_wait()
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, r = which // (GROUP * QUERIES), which % (GROUP * QUERIES)
     n = tl.load(of_rows + 2 * rows + row)
     if n > 1:
-        piece, column = tl.arange(0, PIECES), tl.arange(0, WIDTH)
-        there = piece < n
         place, last = tl.load(of_rows + row), tl.load(of_rows + rows + row)
-        item = tl.where(piece < n - 1, place + piece, last) * KV_HEADS + head
-        for r in range(GROUP * QUERIES):
-            at = item.to(tl.int64) * (GROUP * QUERIES) + r
-            logarithm = tl.load(part_sums + at, mask=there, other=float("-inf"))
+        every, column = tl.arange(0, PIECES), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+        of_every = part_sums + _part(every, n, place, last, head, r, KV_HEADS, GROUP * QUERIES)
+        logarithm = tl.load(of_every, mask=every < n, other=float("-inf"))
+        largest = tl.max(logarithm, 0)
+        sum_of_weights = tl.sum(tl.exp2(logarithm - largest), 0)
+        total = tl.zeros([COLUMNS], tl.float32)
+        for first in range(0, n, AT_ONCE):
+            piece = first + tl.arange(0, AT_ONCE)
+            at, there = _part(piece, n, place, last, head, r, KV_HEADS, GROUP * QUERIES), piece < n
+            weight = tl.exp2(tl.load(part_sums + at, mask=there, other=float("-inf")) - largest)
             part = tl.load(parts + at[:, None] * WIDTH + column[None, :], mask=there[:, None], other=0.0)
-            largest = tl.max(logarithm, 0)
-            weight = tl.exp2(logarithm - largest)
-            sum_of_weights = tl.sum(weight, 0)
-            to = (row * QUERIES + r // GROUP) * (KV_HEADS * GROUP) + head * GROUP + r % GROUP
-            merged = tl.sum(part * weight[:, None], 0) / sum_of_weights
-            tl.store(out + to.to(tl.int64) * WIDTH + column, merged.to(out.dtype.element_ty))
-            if SUMS:
-                tl.store(out_sums + to, largest + tl.log2(sum_of_weights))
+            total += tl.sum(part * weight[:, None], 0)
+        to = (row * QUERIES + r // GROUP) * (KV_HEADS * GROUP) + head * GROUP + r % GROUP
+        tl.store(out + to * WIDTH + column, (total / sum_of_weights).to(out.dtype.element_ty))
+        if SUMS:
+            tl.store(out_sums + to, largest + tl.log2(sum_of_weights))
+
+
+@triton.jit
+def _part(piece, n, place, last, head, r, KV_HEADS: tl.constexpr, QUERIES: tl.constexpr):
+    """Which part a piece of a row has written for a query of a head of keys."""
+    item = tl.where(piece < n - 1, place + piece, last) * KV_HEADS + head
+    return item.to(tl.int64) * QUERIES + r
