@@ -16,6 +16,7 @@ from bench.harness.report import Report
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention, split
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
+from petiole.gpu_worker.runtime.cuda.fused.split import pieces
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.device.device import staged, upload
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
@@ -109,7 +110,7 @@ def new_wrappers(
 ) -> attention.DecodeWrappers | split.SplitWrappers:
     """The piece, too, must be that of the kernel when the wrappers plan, not only when they are made."""
     if kernel in SPLIT:
-        split.PIECE = SPLIT[kernel]
+        pieces.PIECE = SPLIT[kernel]
         return split.SplitWrappers(geometry, rows, workspace, indices)
     usual, attention.TENSOR_CORES_FROM = attention.TENSOR_CORES_FROM, FLASHINFER[kernel]
     try:

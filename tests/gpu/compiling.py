@@ -36,18 +36,16 @@ from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
-from petiole.gpu_worker.runtime.cuda.attention import split
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind
 from petiole.gpu_worker.runtime.cuda.fused import (
     accept,
     adapters,
-    attention,
     choose,
     layers,
     norms as fused_norms,
     routing,
 )
 from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped
+from petiole.gpu_worker.runtime.cuda.fused.split import attend, pieces as split
 from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
@@ -135,7 +133,7 @@ def main() -> None:
     compiling, run = Compiling(), JITFunction.run
     driver.set_active(compiling.card)
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
-    for module in (attention, layers, decode):
+    for module in (attend, layers, decode):
         module.overlapped = compiling.overlapped
     variants = FEW if options.few else VARIANTS
     found = {one: compiling.of(one, variants) for one in options.architectures or ARCHITECTURES}
@@ -245,15 +243,15 @@ def split_rows(
 ) -> None:
     """64 rows of at most 32,768 positions."""
     rows, longest = 64, 32_768
-    kind = AttentionKind(heads, kv_heads, width, width**-0.5, 0, softcap)
     indptr, last = (torch.zeros(n, dtype=torch.int32) for n in (rows + 1, rows))
     pieces = split.Pieces.empty(rows, longest, indptr.device)
-    attention.cut(indptr, last, page_size, kind.window, queries, pieces)
+    attend.cut(indptr, last, page_size, 0, queries, pieces)
     q = torch.empty((rows * queries, heads, width), dtype=torch.bfloat16)
     keys = torch.empty((4096 // page_size, page_size, kv_heads, width), dtype=stored)
     parts, sums = torch.empty(1), torch.empty(q.shape[:2]) if summed else None
-    wrapper = split.SplitWrapper(kind, queries, page_size, last, pieces, parts, parts, programs=396)
-    attention.attend(wrapper, q, (keys, keys), torch.empty_like(q), sums)
+    scores = width**-0.5, 0, softcap
+    kind = split.SplitLayers(heads, kv_heads, width, *scores, queries, page_size, last, pieces, parts, parts, 396)
+    attend.attend(kind, q, (keys, keys), torch.empty_like(q), sums)
 
 
 def pages() -> None:

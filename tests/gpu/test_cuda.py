@@ -16,7 +16,7 @@ from petiole.gpu_worker.models.fast_paths import Support
 from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda, graphs as decode_graphs
-from petiole.gpu_worker.runtime.cuda.attention import split
+from petiole.gpu_worker.runtime.cuda.fused.split import pieces as split
 from petiole.gpu_worker.runtime.cuda.supported import CAPTURED
 from petiole.gpu_worker.runtime.interface import PENDING, VALUES
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, host_page_counts
-from petiole.gpu_worker.runtime.cuda.attention.split import MOST_PIECES, PIECE, TILE, Pieces, SplitWrapper
-from petiole.gpu_worker.runtime.cuda.fused.attention import cut
+from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrapper
+from petiole.gpu_worker.runtime.cuda.fused.split.attend import cut
+from petiole.gpu_worker.runtime.cuda.fused.split.pieces import MOST_PIECES, PIECE, TILE, Pieces
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
 from tests.support import fake_flashinfer as plain
 
@@ -71,8 +72,10 @@ class Step:
         pieces = Pieces.empty(rows, self.longest, torch.device(DEVICE))
         outputs = len(pieces.listed) * self.queries * kind.heads
         parts, sums = (torch.full((n,), math.nan, device=DEVICE) for n in (outputs * kind.head_dim, outputs))
+        sizes = kind.heads, kind.kv_heads, kind.head_dim, kind.scale, kind.window, kind.softcap
+        indices = self.indices.to(DEVICE)
         wrapper = SplitWrapper(
-            kind, self.queries, self.page_size, self.indices.to(DEVICE), pieces, parts, sums, self.programs
+            *sizes, self.queries, self.page_size, indices, pieces, parts, sums, programs=self.programs
         )
         wrapper.plan(*(torch.from_numpy(array).to(DEVICE) for array in (self.indptr, self.last)))
         out = torch.full((rows * self.queries, kind.heads, kind.head_dim), math.nan, dtype=DTYPE, device=DEVICE)

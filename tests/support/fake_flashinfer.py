@@ -26,11 +26,12 @@ from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.models.parts.recurrent.states import convolved
 from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear
 from petiole.gpu_worker.runtime.cuda import executor, graphs
-from petiole.gpu_worker.runtime.cuda.attention import installed, split
+from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
 from petiole.gpu_worker.runtime.cuda.fused import linear
+from petiole.gpu_worker.runtime.cuda.fused.split.pieces import piece_length
 from petiole.gpu_worker.runtime.cuda.supported import has_kernel
 from petiole.gpu_worker.runtime.cuda.whole_texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
@@ -144,7 +145,7 @@ def quantize_rows(x):
     return (x.float() / scale).to(torch.float8_e4m3fn), scale
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.attention
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.split.attend
 
 
 def cut(indptr, last_page_len, page_size, window, queries, pieces):
@@ -154,7 +155,7 @@ def cut(indptr, last_page_len, page_size, window, queries, pieces):
     found = []
     for row, length in enumerate(lengths):
         start = max(0, length - window - queries + 1) if window else 0
-        each = split.piece_length(length - start)
+        each = piece_length(length - start)
         begins = range(start, length, each)
         rest = (length, int(indptr[row]), len(begins))
         found += [(row, begin, min(begin + each, length), *rest) for begin in begins]
@@ -167,24 +168,24 @@ def cut(indptr, last_page_len, page_size, window, queries, pieces):
     pieces.count[0] = len(found)
 
 
-def attend(wrapper, q, pages, out, sums):
-    kind, queries, page_size = wrapper.kind, wrapper.queries, wrapper.page_size
+def attend(layers, q, pages, out, sums):
+    queries, page_size = layers.queries, layers.page_size
     check_dense_rows(q)
     assert out.is_contiguous()
     assert all(p.is_contiguous() for p in pages)
-    assert pages[0].shape[1:] == (page_size, kind.kv_heads, kind.head_dim)
+    assert pages[0].shape[1:] == (page_size, layers.kv_heads, layers.width)
     parts = {}
-    for row, begin, end, length, first, n in wrapper.pieces.listed[: wrapper.pieces.count, :6].tolist():
+    for row, begin, end, length, first, n in layers.pieces.listed[: layers.pieces.count, :6].tolist():
         position, last = torch.arange(begin, end), torch.arange(length - queries, length)[:, None]
-        slots = wrapper.indices[first + position // page_size].long() * page_size + position % page_size
+        slots = layers.indices[first + position // page_size].long() * page_size + position % page_size
         k, v = (p.flatten(0, 1)[slots].to(q.dtype).transpose(0, 1) for p in pages)
-        k, v = (x.repeat_interleave(kind.heads // kind.kv_heads, 0) for x in (k, v))
-        scores = q[row * queries : (row + 1) * queries].transpose(0, 1) @ k.transpose(1, 2) * kind.scale
-        if kind.softcap:
-            scores = torch.tanh(scores / kind.softcap) * kind.softcap
+        k, v = (x.repeat_interleave(layers.heads // layers.kv_heads, 0) for x in (k, v))
+        scores = q[row * queries : (row + 1) * queries].transpose(0, 1) @ k.transpose(1, 2) * layers.scale
+        if layers.softcap:
+            scores = torch.tanh(scores / layers.softcap) * layers.softcap
         seen = position <= last
-        if kind.window:
-            seen &= position > last - kind.window
+        if layers.window:
+            seen &= position > last - layers.window
         scores = scores.masked_fill(~seen, -math.inf)
         part = parts.setdefault((row, n), [])
         part.append((scores.logsumexp(-1)[..., None], scores.softmax(-1).nan_to_num() @ v))
@@ -708,7 +709,7 @@ def install(monkeypatch):
     module("flashinfer.activation", silu_and_mul)
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
-    module("petiole.gpu_worker.runtime.cuda.fused.attention", cut, attend)
+    module("petiole.gpu_worker.runtime.cuda.fused.split.attend", cut, attend)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
     module("petiole.gpu_worker.runtime.cuda.fused.states.recurrent", convolve, prepare, apply_delta_rule)
     module("petiole.gpu_worker.runtime.cuda.fused.states.chunks", apply_delta_rule_in_chunks)

@@ -11,7 +11,7 @@ knows neither the number of items nor their lengths.
              its part, and the logarithm of the sum of its weights
     merge    in each layer: the parts of a row, in order, to the row's output
 
-The kernels are in `fused.attention`. No card has timed them, see `supported.tried`. Arithmetic, for the 396
+The kernels are in `fused.split`. No card has timed them, see `supported.tried`. Arithmetic, for the 396
 programs of an H100: 256 rows with 8 heads of keys, one of 32,768 positions and the others of 128, are 256 items of
 1,024 positions and 2,040 of 128. A multiprocessor gets two long items and some 15 short ones, and so 3,968
 positions; the mean is 3,964. Unsplit, the long row alone is 32,768 positions for each of eight programs.
@@ -26,46 +26,18 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, Geometry, fills_the_card
+from petiole.gpu_worker.runtime.cuda.fused.split.pieces import FIELDS, Pieces, SplitLayers, most_pieces
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.cuda.supported import tried
 from petiole.gpu_worker.runtime.device.cuda import capability
-
-PIECE = 256
-"""Positions of a piece, at most, while a row has no more than `MOST_PIECES`."""
-
-MOST_PIECES = 32
-"""Of a row. Longer rows have longer pieces, because parts take memory: a piece of 32 heads of 128 takes 16 KiB."""
-
-TILE = 64
-"""Positions that a program computes at a time. Pieces are whole tiles, but for the last one of a row."""
-
-FIELDS = 8
-"""Numbers of a piece in the list: its row, where it begins and ends, the row's length, the place of the row's
-first page in the page list, and the number of the row's pieces. The rest is not used."""
 
 _HEAD_SIZES = (64, 128, 256)
 _MOST_QUERIES = 16
 """For each head of keys. With more, sums do not fit into registers."""
 
 
-def piece_length(length: int) -> int:
-    """Positions of each piece of a row but the last one, which may be shorter. length: positions that its queries
-    see, at least 1."""
-    longest = max(PIECE, _rounded_up(-(-length // MOST_PIECES)))
-    return _rounded_up(-(-length // -(-length // longest)))
-
-
-def _rounded_up(positions: int) -> int:
-    return -(-positions // TILE) * TILE
-
-
-def most_pieces(longest: int) -> int:
-    """Of a row with so many positions, or fewer."""
-    return min(MOST_PIECES, -(-longest // PIECE))
-
-
 def has_kernel(kind: AttentionKind, queries: int = 1) -> bool:
-    """Whether `fused.attention` computes decodes of so many positions a row."""
+    """Whether `fused.split` computes decodes of so many positions a row."""
     group = kind.heads // kind.kv_heads
     return kind.rank == 0 and kind.head_dim in _HEAD_SIZES and group * queries <= _MOST_QUERIES
 
@@ -107,22 +79,6 @@ def programs_at_once(kind: AttentionKind, queries: int, card: tuple[int, int]) -
     return min(fit, 3 if few else 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """The list of a step. listed: int32 [most, FIELDS], the longest pieces first; of_rows: int32 [3, rows], the
-    place of each row's first piece in it, behind which all others lie but the last, the place of that one, and how
-    many the row has; count: int32 [1], of all rows."""
-
-    listed: Tensor
-    of_rows: Tensor
-    count: Tensor
-
-    @staticmethod
-    def empty(rows: int, longest: int, device: torch.device) -> Pieces:
-        sizes = ((rows * most_pieces(longest), FIELDS), (3, rows), (1,))
-        return Pieces(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
-
-
 class SplitWrappers:
     """The captured decodes of one slot at one batch size. See `flashinfer.DecodeWrappers`, whose interface this
     has."""
@@ -146,19 +102,8 @@ class SplitWrappers:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitWrapper:
-    """The layers of one kind, of `queries` positions a row. indices: the page list, int32. parts: float32, of all
-    pieces, heads of keys and their queries; sums: float32, the logarithms, of base 2, of their sums of weights.
-    These hold nothing between layers. programs: of a launch."""
-
-    kind: AttentionKind
-    queries: int
-    page_size: int
-    indices: Tensor
-    pieces: Pieces
-    parts: Tensor
-    sums: Tensor
-    programs: int
+class SplitWrapper(SplitLayers):
+    """See `flashinfer.DecodeWrappers.wrappers`."""
 
     @staticmethod
     def over(
@@ -173,12 +118,25 @@ class SplitWrapper:
         parts, sums = room.tensor_split([outputs * kind.head_dim])
         programs = programs_at_once(kind, queries, capability(device))
         programs *= torch.cuda.get_device_properties(device).multi_processor_count
-        return SplitWrapper(kind, queries, page_size, indices, pieces, parts, sums, programs)
+        scores = kind.scale, kind.window, kind.softcap
+        return SplitWrapper(
+            kind.heads,
+            kind.kv_heads,
+            kind.head_dim,
+            *scores,
+            queries,
+            page_size,
+            indices,
+            pieces,
+            parts,
+            sums,
+            programs,
+        )
 
     def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
-        from petiole.gpu_worker.runtime.cuda.fused.attention import cut
+        from petiole.gpu_worker.runtime.cuda.fused.split.attend import cut
 
-        cut(indptr, last_page_len, self.page_size, self.kind.window, self.queries, self.pieces)
+        cut(indptr, last_page_len, self.page_size, self.window, self.queries, self.pieces)
 
     def run(
         self, q: Tensor, pages: tuple[Tensor, Tensor], *, out: Tensor, return_lse: bool = False
@@ -186,7 +144,7 @@ class SplitWrapper:
         """q, out: [rows * queries, heads, width], heads dense; pages: keys and values, [n, page_size, heads of
         keys, width]. `return_lse`: also float32 [rows * queries, heads], the logarithm, of base 2, of each sum of
         exponentials."""
-        from petiole.gpu_worker.runtime.cuda.fused.attention import attend
+        from petiole.gpu_worker.runtime.cuda.fused.split.attend import attend
 
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
         attend(self, q, pages, out, sums)

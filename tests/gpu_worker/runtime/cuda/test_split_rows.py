@@ -19,15 +19,16 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     host_page_counts,
     new_workspace,
 )
-from petiole.gpu_worker.runtime.cuda.attention.split import (
+from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrappers, programs_at_once
+from petiole.gpu_worker.runtime.cuda.fused.split import pieces as cuts
+from petiole.gpu_worker.runtime.cuda.fused.split.pieces import (
+    FIELDS,
     MOST_PIECES,
     PIECE,
     TILE,
     Pieces,
-    SplitWrappers,
     most_pieces,
     piece_length,
-    programs_at_once,
 )
 from petiole.gpu_worker.runtime.cuda.graphs import new_wrappers
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
@@ -93,8 +94,9 @@ def cpu_path(monkeypatch):
 def open_cuda(request, open_runtime, monkeypatch, cpu_path):
     """With pieces of four positions, at most eight of a row, and heads as the test models have them."""
     monkeypatch.setenv("PETIOLE_UNTIMED", "split")
-    for name, value in (("PIECE", 4), ("TILE", 2), ("MOST_PIECES", 8), ("_HEAD_SIZES", (16, 32, 64))):
-        monkeypatch.setattr(split, name, value)
+    for name, value in (("PIECE", 4), ("TILE", 2), ("MOST_PIECES", 8)):
+        monkeypatch.setattr(cuts, name, value)
+    monkeypatch.setattr(split, "_HEAD_SIZES", (16, 32, 64))
     monkeypatch.setattr(fake_flashinfer, "PROCESSORS", 1)
     fake_flashinfer.install(monkeypatch)
 
@@ -181,4 +183,4 @@ def test_parts_and_lists_are_counted(checkpoint, open_runtime, monkeypatch):
     kind = AttentionKind.of(mixer)
     parts = split.part_bytes(kind, 256, 1, 40_000)
     assert needed[1] - needed[0] == parts - WORKSPACE_BYTES > 0
-    assert split.list_bytes(256, 40_000) == 256 * MOST_PIECES * split.FIELDS * 4
+    assert split.list_bytes(256, 40_000) == 256 * MOST_PIECES * FIELDS * 4

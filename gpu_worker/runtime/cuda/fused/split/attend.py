@@ -1,4 +1,4 @@
-"""The kernels of `attention.split`: decode attention over rows that are cut into pieces.
+"""The kernels of decode attention over rows that are cut into pieces.
 
 The warps of a program do not meet within a piece. Each has keys and a softmax of its own, and their sums are
 added at the end of the piece. Keys are the left operand of the tensor cores. The queries that share a head of
@@ -19,8 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from petiole.gpu_worker.runtime.cuda.attention import split
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+from petiole.gpu_worker.runtime.cuda.fused.split import pieces as limits
+from petiole.gpu_worker.runtime.cuda.fused.split.pieces import Pieces, SplitLayers
 
 _LOG2_E = 1.4426950408889634
 _WORTH = 2.0**8
@@ -32,7 +33,7 @@ _STAGES, _STAGES_OF_WIDE_HEADS = 5, 3
 values with heads of 128 takes 32 KiB."""
 
 _REGISTERS = 168
-"""Of a thread, see `split.programs_at_once`. Triton 3.6 takes 230 without need."""
+"""Of a thread, see `attention.split.programs_at_once`. Triton 3.6 takes 230 without need."""
 
 _COLUMNS = 128
 """Elements of a head that a program of `_merge` computes."""
@@ -46,9 +47,7 @@ and.b32 s, $2, 0x80008000; shr.u32 t, $2, 1; lop3.b32 $1, t, 0x3f803f80, s, 0xea
 """PTX that makes two pairs of float8_e4m3fn two float16 of the low bytes and two of the high ones."""
 
 
-def cut(
-    indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: split.Pieces
-) -> None:
+def cut(indptr: Tensor, last_page_len: Tensor, page_size: int, window: int, queries: int, pieces: Pieces) -> None:
     """Write the pieces of rows whose pages `indptr` bounds, int32 [rows + 1]; last_page_len: int32 [rows]. Each
     row has at least as many positions as queries."""
     rows = len(last_page_len)
@@ -61,10 +60,10 @@ def cut(
         rows,
         page_size,
         window + queries - 1 if window else 0,
-        FIELDS=split.FIELDS,
-        PIECE=split.PIECE,
-        PIECES=split.MOST_PIECES,
-        TILE=split.TILE,
+        FIELDS=limits.FIELDS,
+        PIECE=limits.PIECE,
+        PIECES=limits.MOST_PIECES,
+        TILE=limits.TILE,
         ROWS=_ROWS,
         ALL=triton.next_power_of_2(rows),
         num_warps=4,
@@ -134,7 +133,7 @@ def _pieces_of(
     TILE: tl.constexpr,
 ):
     """The place of each row's first page, its length, the first position that its queries see, and what
-    `split.piece_length` says of it: how long its pieces are, how many there are, and how long the last one is."""
+    `pieces.piece_length` says of it: how long its pieces are, how many there are, and how long the last one is."""
     real = row < rows
     first_page = tl.load(indptr + row, mask=real, other=0)
     pages = tl.load(indptr + row + 1, mask=real, other=0) - first_page
@@ -147,57 +146,55 @@ def _pieces_of(
     return first_page, length, start, each, tl.where(real, n, 0), positions - (n - 1) * each
 
 
-def attend(
-    wrapper: split.SplitWrapper, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sums: Tensor | None
-) -> None:
-    """See `SplitWrapper.run`. sums: float32 [rows * queries, heads]."""
-    kind, queries, pieces = wrapper.kind, wrapper.queries, wrapper.pieces
+def attend(layers: SplitLayers, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sums: Tensor | None) -> None:
+    """See `attention.split.SplitWrapper.run`. sums: float32 [rows * queries, heads]."""
+    queries, pieces, width = layers.queries, layers.pieces, layers.width
     keys, values = pages
     in_pairs = keys.dtype == torch.float8_e4m3fn
     if in_pairs:
         keys, values = keys.view(torch.int16), values.view(torch.int16)
-    group, units = kind.heads // kind.kv_heads, keys.shape[3]
-    assert q.stride()[1:] == out.stride()[1:] == (kind.head_dim, 1)
+    group, units = layers.heads // layers.kv_heads, keys.shape[3]
+    assert q.stride()[1:] == out.stride()[1:] == (width, 1)
     assert out.is_contiguous()
     assert keys.is_contiguous()
     assert values.is_contiguous()
     worth = _WORTH if in_pairs else 1.0
-    scale = kind.scale * worth
-    scale *= 2.0 * _LOG2_E / kind.softcap if kind.softcap else _LOG2_E
+    scale = layers.scale * worth
+    scale *= 2.0 * _LOG2_E / layers.softcap if layers.softcap else _LOG2_E
     rows, wide = max(8, triton.next_power_of_2(group * queries)), units > 128
     constants = {
-        "KV_HEADS": kind.kv_heads,
+        "KV_HEADS": layers.kv_heads,
         "GROUP": group,
         "QUERIES": queries,
-        "WIDTH": kind.head_dim,
+        "WIDTH": width,
         "SUMS": sums is not None,
     }
     launch = overlapped(q)
-    _attend[(wrapper.programs,)](
+    _attend[(layers.programs,)](
         q,
         keys,
         values,
-        wrapper.indices,
+        layers.indices,
         pieces.listed,
         pieces.count,
         out,
         out if sums is None else sums,
-        wrapper.parts,
-        wrapper.sums,
+        layers.parts,
+        layers.sums,
         q.stride(0),
-        kind.kv_heads * units,
+        layers.kv_heads * units,
         scale,
-        kind.softcap * _LOG2_E,
-        kind.window,
-        CAPPED=kind.softcap > 0,
-        WINDOWED=kind.window > 0 and queries > 1,
+        layers.softcap * _LOG2_E,
+        layers.window,
+        CAPPED=layers.softcap > 0,
+        WINDOWED=layers.window > 0 and queries > 1,
         UNITS=units,
         ROWS=rows,
-        PAGE=wrapper.page_size,
-        FIELDS=split.FIELDS,
+        PAGE=layers.page_size,
+        FIELDS=limits.FIELDS,
         LANES=_WARPS,
         WORTH=worth,
-        KEYS=split.TILE // _WARPS,
+        KEYS=limits.TILE // _WARPS,
         ASSEMBLY="" if triton.knobs.runtime.interpret else _HALVES,
         num_warps=_WARPS,
         num_stages=_STAGES_OF_WIDE_HEADS if wide else _STAGES,
@@ -205,15 +202,15 @@ def attend(
         **constants,
         **launch,
     )
-    n_rows, columns = pieces.of_rows.shape[1], min(kind.head_dim, _COLUMNS)
-    _merge[(n_rows, kind.heads * queries, kind.head_dim // columns)](
-        wrapper.parts,
-        wrapper.sums,
+    n_rows, columns = pieces.of_rows.shape[1], min(width, _COLUMNS)
+    _merge[(n_rows, layers.heads * queries, width // columns)](
+        layers.parts,
+        layers.sums,
         pieces.of_rows,
         out,
         out if sums is None else sums,
         n_rows,
-        PIECES=split.MOST_PIECES,
+        PIECES=limits.MOST_PIECES,
         AT_ONCE=16,
         COLUMNS=columns,
         num_warps=1,
