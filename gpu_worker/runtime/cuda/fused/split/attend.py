@@ -41,9 +41,9 @@ _COLUMNS = 128
 _ROWS = 8
 """Rows that a program of `_cut` lists."""
 
-_HALVES = """{ .reg .b32 s, t, x;
-shl.b32 x, $2, 8; and.b32 s, x, 0x80008000; shr.u32 t, x, 1; lop3.b32 $0, t, 0x3f803f80, s, 0xea;
-and.b32 s, $2, 0x80008000; shr.u32 t, $2, 1; lop3.b32 $1, t, 0x3f803f80, s, 0xea; }"""
+_HALVES = """{ .reg .b32 s, t, w, x; mov.b32 w, $2;
+shl.b32 x, w, 8; and.b32 s, x, 0x80008000; shr.u32 t, x, 1; lop3.b32 $0, t, 0x3f803f80, s, 0xea;
+and.b32 s, w, 0x80008000; shr.u32 t, w, 1; lop3.b32 $1, t, 0x3f803f80, s, 0xea; }"""
 """PTX that makes two pairs of float8_e4m3fn two float16 of the low bytes and two of the high ones."""
 
 
