@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ def attending(report: Report, card: Card, mean: int = 640) -> None:
 
 
 def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Iterator[tuple[str, float]]:
-    """By each of `KERNELS`."""
+    """By each of `KERNELS`; in eight bits by FlashInfer's usual one alone, because another would have to compile."""
     device = CudaDevice()
     on = device.torch_device
     model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS))).plan
@@ -89,12 +90,11 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Ite
     indices = upload(np.arange(1, n_pages, dtype=np.int32), on)
     q = torch.randn(len(lengths), mixer.heads, mixer.head_dim, dtype=torch.bfloat16, device=on)
     out = torch.empty_like(q)
-    parts = split.part_bytes(kind, len(lengths), 1, longest)
-    workspace = attention.new_workspace(on, max(attention.WORKSPACE_BYTES, parts))
-    for kernel in KERNELS:
-        workspace.zero_()
-        wrappers = new_wrappers(kernel, geometry, len(lengths), workspace, indices)
-        wrappers.plan(staged(indptr, on), indices, staged(last, on))
+    usual = "tensor cores" if mixer.heads >= attention.TENSOR_CORES_FROM * mixer.kv_heads else "CUDA cores"
+    for kernel in KERNELS if stored == torch.bfloat16 else (usual, *SPLIT):
+        wrappers = new_wrappers(kernel, geometry, kind, len(lengths), indices)
+        with piece_of(kernel):
+            wrappers.plan(staged(indptr, on), indices, staged(last, on))
 
         def attend(wrappers: attention.DecodeWrappers | split.SplitWrappers = wrappers) -> None:
             for layer in range(LAYERS):
@@ -106,14 +106,26 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Ite
 
 
 def new_wrappers(
-    kernel: str, geometry: attention.Geometry, rows: int, workspace: torch.Tensor, indices: torch.Tensor
+    kernel: str, geometry: attention.Geometry, kind: attention.AttentionKind, rows: int, indices: torch.Tensor
 ) -> attention.DecodeWrappers | split.SplitWrappers:
-    """The piece, too, must be that of the kernel when the wrappers plan, not only when they are made."""
-    if kernel in SPLIT:
-        pieces.PIECE = SPLIT[kernel]
-        return split.SplitWrappers(geometry, rows, workspace, indices)
+    with piece_of(kernel):
+        longest = geometry.cache.table.shape[1]
+        n_bytes = max(attention.WORKSPACE_BYTES, split.part_bytes(kind, rows, 1, longest))
+        workspace = attention.new_workspace(geometry.device, n_bytes)
+        if kernel in SPLIT:
+            return split.SplitWrappers(geometry, rows, workspace, indices)
     usual, attention.TENSOR_CORES_FROM = attention.TENSOR_CORES_FROM, FLASHINFER[kernel]
     try:
         return attention.DecodeWrappers(geometry, rows, workspace, indices)
     finally:
         attention.TENSOR_CORES_FROM = usual
+
+
+@contextmanager
+def piece_of(kernel: str) -> Iterator[None]:
+    """While wrappers are made and plan, pieces are as long as this kernel's."""
+    usual, pieces.PIECE = pieces.PIECE, SPLIT.get(kernel, pieces.PIECE)
+    try:
+        yield
+    finally:
+        pieces.PIECE = usual

@@ -1,9 +1,9 @@
 """Captured decodes whose rows are cut along their keys, so that a long row costs its bytes and no more.
 
 A row is cut into pieces by its own length alone (`piece_length`). So its output has the same bits alone and in any
-batch, of whatever lengths, and in every captured size. A piece and a head of keys is an item. A launch has as many
-programs as the card runs at a time, and each computes the items program, program + programs, and so on. The host
-knows neither the number of items nor their lengths.
+batch, of whatever lengths, and in every captured size that is split here. A piece and a head of keys is an item. A
+launch has as many programs as the card runs at a time, and each computes the items program, program + programs,
+and so on. The host knows neither the number of items nor their lengths.
 
     cut      once a step: for each row its pieces, in a list that begins with the longest ones, so that programs
              end together
