@@ -73,7 +73,7 @@ def attending(report: Report, card: Card, mean: int = 640) -> None:
 
 
 def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Iterator[tuple[str, float]]:
-    """By each of `KERNELS`; in eight bits by FlashInfer's usual one alone, because another would have to compile."""
+    """By each of `KERNELS`; in eight bits by one of FlashInfer alone, because the other would have to compile."""
     device = CudaDevice()
     on = device.torch_device
     model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS))).plan
