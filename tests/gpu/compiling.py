@@ -39,6 +39,7 @@ from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, norms as fused_norms, routing
 from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped, settled
+from petiole.gpu_worker.runtime.cuda.fused.split import attend, pieces as split
 from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
@@ -126,7 +127,7 @@ def main() -> None:
     compiling, run = Compiling(), JITFunction.run
     driver.set_active(compiling.card)
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
-    for module in (layers, decode, settled):
+    for module in (attend, layers, decode, settled):
         module.overlapped = compiling.overlapped
     decode.capability = lambda place: divmod(compiling.card.architecture, 10)
     variants = FEW if options.few else VARIANTS
@@ -224,6 +225,29 @@ def latents() -> None:
     rotation = Rotation(None, 0.0, torch.zeros(n, dtype=torch.int32), torch.empty(4096, 64), True)
     keys = torch.empty((4096, 1, width), dtype=torch.bfloat16)
     layers.rotate_and_store(q, k, None, rotation, keys, keys, torch.zeros(n, dtype=torch.int64))
+
+
+def split_rows(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    stored: torch.dtype = torch.bfloat16,
+    queries: int = 1,
+    page_size: int = 1,
+    softcap: float = 0.0,
+    summed: bool = False,
+) -> None:
+    """64 rows of at most 32,768 positions."""
+    rows, longest = 64, 32_768
+    indptr, last = (torch.zeros(n, dtype=torch.int32) for n in (rows + 1, rows))
+    pieces = split.Pieces.empty(rows, longest, indptr.device)
+    attend.cut(indptr, last, page_size, 0, queries, pieces)
+    q = torch.empty((rows * queries, heads, width), dtype=torch.bfloat16)
+    keys = torch.empty((4096 // page_size, page_size, kv_heads, width), dtype=stored)
+    parts, sums = torch.empty(1), torch.empty(q.shape[:2]) if summed else None
+    scores = width**-0.5, 0, softcap
+    kind = split.SplitLayers(heads, kv_heads, width, *scores, queries, page_size, last, pieces, parts, parts, 396)
+    attend.attend(kind, q, (keys, keys), torch.empty_like(q), sums)
 
 
 def pages() -> None:
@@ -393,6 +417,13 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     },
     "of latents": latents,
+    "of 32 heads of 128": lambda: split_rows(32, 8, 128),
+    "of 16 heads of 128": lambda: split_rows(16, 8, 128),
+    "of 32 heads of 128, in eight bits": lambda: split_rows(32, 8, 128, torch.float8_e4m3fn),
+    "of 16 heads of 128, in eight bits": lambda: split_rows(16, 8, 128, torch.float8_e4m3fn),
+    "of 14 heads of 64, of several queries": lambda: split_rows(14, 2, 64, queries=2, page_size=16),
+    "of 64 heads of 64, with sums": lambda: split_rows(64, 8, 64, summed=True),
+    "of 8 heads of 256, capped": lambda: split_rows(8, 4, 256, softcap=50.0),
     "": pages,
     "of 4096": eight_bits,
     "with values": accepted,
@@ -446,6 +477,9 @@ FEW = (
     "bfloat16",
     "bfloat16, short lists",
     "of 128, normed",
+    "of 32 heads of 128",
+    "of 16 heads of 128, in eight bits",
+    "of 8 heads of 256, capped",
     "",
     "of 4096",
     "with values",

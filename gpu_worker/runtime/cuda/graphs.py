@@ -57,6 +57,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     host_page_counts,
 )
 from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers
+from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrappers, is_chosen
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
@@ -345,7 +346,7 @@ class Graphs:
         pinned, indices = self._buffers.host, self._buffers.indices[: int(indptr[-1])]
         planned = pinned[_INDPTR, : rows + 1], indices, pinned[_LAST, :rows]
         wrappers = self._wrappers[shape]
-        if isinstance(wrappers, DecodeWrappers):
+        if isinstance(wrappers, DecodeWrappers | SplitWrappers):
             wrappers.plan(*planned)
         else:
             wrappers.plan(pinned[_QUERIES, : rows + 1], *planned)
@@ -375,11 +376,12 @@ class Graphs:
 
 def new_wrappers(
     geometry: Geometry, shape: Shape, workspace: Tensor, indices: Tensor
-) -> DecodeWrappers | AppendWrappers | LatentWrappers:
+) -> DecodeWrappers | SplitWrappers | AppendWrappers | LatentWrappers:
     if geometry.plan.reads_latents:
         return LatentWrappers(geometry, workspace, shape.rows, indices, shape.queries)
     if shape.queries:
-        return DecodeWrappers(geometry, shape.rows, workspace, indices, shape.queries)
+        kind = SplitWrappers if is_chosen(geometry, shape) else DecodeWrappers
+        return kind(geometry, shape.rows, workspace, indices, shape.queries)
     return AppendWrappers(geometry, workspace, shape.rows, indices)
 
 

@@ -396,6 +396,6 @@ def fills_the_card(geometry: Geometry, kind: AttentionKind, rows: int) -> bool:
     return rows * kind.kv_heads >= 2 * processors
 
 
-def new_workspace(device: torch.device) -> Tensor:
+def new_workspace(device: torch.device, n_bytes: int = WORKSPACE_BYTES) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(n_bytes, dtype=torch.uint8, device=device)
