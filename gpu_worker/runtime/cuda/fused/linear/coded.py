@@ -28,10 +28,11 @@ from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear.codes import (
     CodedWeight,
     assembly,
-    eight_of_word,
+    assembly_of_bytes,
+    eight_numbers,
     factor_of,
     float_of,
-    four_of_bytes,
+    of_bytes,
 )
 from petiole.gpu_worker.runtime.cuda.fused.linear.ends import (
     activated,
@@ -143,7 +144,7 @@ def launch(
         SLICES=SLICES,
         BLOCKS=1 if squares is None else triton.next_power_of_2(squares.shape[1]),
         EARLY=block.early,
-        ASSEMBLY=assembly(stored.kind, x.dtype),
+        ASSEMBLY=assembly(stored.kind, x.dtype) or assembly_of_bytes(stored.kind, x.dtype),
         num_warps=SLICES,
         num_stages=block.stages,
         **stored.constants,
@@ -194,7 +195,7 @@ def coded_product(
 ):
     four: tl.constexpr = KIND < 4
     words: tl.constexpr = TILE_INPUTS // 8 if four else TILE_INPUTS  # of a tile
-    each: tl.constexpr = _groups_of_tile(GROUP)
+    each: tl.constexpr = 8 if GROUP == 16 else 4 if GROUP == 32 else 2 if GROUP == 64 else 1  # groups of a tile
     row, part = tl.arange(0, ROWS), tl.arange(0, SLICES)
     output = outputs_of(width, GATED, OUTPUTS)
     at = codes + (output.to(tl.int64) * row_words)[None, :, None]
@@ -212,18 +213,17 @@ def coded_product(
     rows = x + (row * x_row)[None, None, :]
     total = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
     tiles = inputs // TILE_INPUTS
+    scale, zero = of_threads, of_threads
     if GROUP > 0:
-        scale = _load_groups(scales, of_threads, 0, part, groups, GROUP, each)
-        zero = _load_groups(zeros, of_threads, 0, part, groups, GROUP, each) if ZEROS else scale
-    else:
-        scale = of_threads
-        zero = _load_groups(zeros, of_threads, 0, part, groups, GROUP, each) if ZEROS else scale
+        scale = _load_groups(scales, of_threads, 0, part, tiles, GROUP, each, SLICES)
+    if ZEROS:
+        zero = _load_groups(zeros, of_threads, 0, part, tiles, GROUP, each, SLICES)
     for first in range(0, tiles, SLICES):
         next_scale, next_zero = scale, zero
         if GROUP > 0:
-            next_scale = _load_groups(scales, of_threads, first + SLICES, part, groups, GROUP, each)
+            next_scale = _load_groups(scales, of_threads, first + SLICES, part, tiles, GROUP, each, SLICES)
             if ZEROS:
-                next_zero = _load_groups(zeros, of_threads, first + SLICES, part, groups, GROUP, each)
+                next_zero = _load_groups(zeros, of_threads, first + SLICES, part, tiles, GROUP, each, SLICES)
         there = (row < n)[None, None, :]
         if ALIGNED:
             found = tl.load(at + first * words)
@@ -235,13 +235,13 @@ def coded_product(
         if four:
             total = _add_four_bits(
                 total, begin, found, scale, zero, part, there,
-                OUTPUTS, ROWS, SLICES, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
+                OUTPUTS, ROWS, SLICES, each, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
             )  # fmt: skip
         else:
             right = tl.load(begin + k, mask=there, other=0.0)
-            left = four_of_bytes(found, right.dtype, KIND, ASSEMBLY)
+            left = of_bytes(found, right.dtype, KIND, ASSEMBLY)
             if GROUP > 0:
-                total += _scaled(tl.dot(left, right), _of_outputs(scale, 0, each), OF_SCALES)
+                total += _times(tl.dot(left, right), scale, 0, each, OF_SCALES, SLICES, OUTPUTS, ROWS)
             else:
                 total = tl.dot(left, right, total)
         scale, zero = next_scale, next_zero
@@ -253,3 +253,163 @@ def coded_product(
         sum_ = normed(sum_, parts, inputs, eps)
     sum_ = activated(sum_, bias, output, BIASED, ACTIVATION, GATED, OUTPUTS, ROWS)
     finish(sum_, y, norm, scaled, sums, n, width, y_row, ADDED, GATED, OUTPUTS, ROWS)
+
+
+@triton.jit
+def _load_groups(
+    numbers, of_threads, first, part, tiles, GROUP: tl.constexpr, each: tl.constexpr, SLICES: tl.constexpr
+):
+    """The scales or the zeros of one tile of each slice, [outputs / 8, slices, 8, 4, each]."""
+    at = numbers + of_threads
+    if GROUP > 0:
+        tile = tl.minimum(first + part, tiles - 1)
+        group = tile * each if GROUP <= TILE_INPUTS else tile // (GROUP // TILE_INPUTS)
+        at += tl.reshape(group, [1, SLICES, 1, 1, 1])
+        at += tl.reshape(tl.arange(0, each), [1, 1, 1, 1, each])
+    return tl.load(at)
+
+
+@triton.jit
+def _column(of_groups, HALF: tl.constexpr, each: tl.constexpr):
+    """Of the groups of a tile those of the HALF-th 16 inputs, [outputs / 8, slices, 8, 4]."""
+    o: tl.constexpr = of_groups.shape[0]
+    s: tl.constexpr = of_groups.shape[1]
+    group: tl.constexpr = HALF * each // 8
+    if each == 1:
+        found = tl.reshape(of_groups, [o, s, 8, 4])
+    elif each == 2:
+        low, high = tl.split(of_groups)
+        found = high if group == 1 else low
+    elif each == 4:
+        even, odd = tl.split(tl.reshape(of_groups, [o, s, 8, 4, 2, 2]))
+        low, high = tl.split(odd if group % 2 == 1 else even)
+        found = high if group // 2 == 1 else low
+    else:
+        even, odd = tl.split(tl.reshape(of_groups, [o, s, 8, 4, 4, 2]))
+        even, odd = tl.split(tl.reshape(odd if group % 2 == 1 else even, [o, s, 8, 4, 2, 2]))
+        low, high = tl.split(odd if group // 2 % 2 == 1 else even)
+        found = high if group // 4 == 1 else low
+    return found
+
+
+@triton.jit
+def _times(
+    part,
+    of_groups,
+    HALF: tl.constexpr,
+    each: tl.constexpr,
+    BITS: tl.constexpr,
+    SLICES: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """part: [slices, outputs, rows], times what its outputs' groups have."""
+    number = tl.permute(float_of(_column(of_groups, HALF, each), BITS), (1, 0, 2, 3))
+    number = tl.reshape(number, [SLICES, OUTPUTS // 8, 8, 1, 4, 1])
+    in_threads = tl.reshape(part, [SLICES, OUTPUTS // 8, 8, ROWS // 8, 4, 2])
+    return tl.reshape(in_threads * number, [SLICES, OUTPUTS, ROWS])
+
+
+@triton.jit
+def _add_four_bits(
+    total,
+    rows,
+    words,
+    scale,
+    zero,
+    slices,
+    there,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SLICES: tl.constexpr,
+    each: tl.constexpr,
+    KIND: tl.constexpr,
+    OF_SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """total and the products of a tile of each slice, [slices, outputs, rows]. words: [slices, outputs, 16]."""
+    even, odd = tl.split(tl.reshape(words, [SLICES, OUTPUTS, 4, 2, 2]))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    runs = (a, b, c, d)
+    part, sums = total, total
+    for i in tl.static_range(4):
+        first, second = _sixteens(runs[i], rows.dtype.element_ty, KIND, ASSEMBLY, SLICES, OUTPUTS)
+        if GROUP == 16:
+            total, part, sums = _add_part(
+                total, part, sums, first, rows, scale, zero, slices, there,
+                2 * i, 16, each, OF_SCALES, GROUP, ZEROS, OUTPUTS, ROWS, SLICES,
+            )  # fmt: skip
+            total, part, sums = _add_part(
+                total, part, sums, second, rows, scale, zero, slices, there,
+                2 * i + 1, 16, each, OF_SCALES, GROUP, ZEROS, OUTPUTS, ROWS, SLICES,
+            )  # fmt: skip
+        else:
+            both = tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), [SLICES, OUTPUTS, 32])
+            total, part, sums = _add_part(
+                total, part, sums, both, rows, scale, zero, slices, there,
+                i, 32, each, OF_SCALES, GROUP, ZEROS, OUTPUTS, ROWS, SLICES,
+            )  # fmt: skip
+    return total
+
+
+@triton.jit
+def _add_part(
+    total,
+    part,
+    sums,
+    left,
+    rows,
+    scale,
+    zero,
+    slices,
+    there,
+    AT: tl.constexpr,
+    K: tl.constexpr,
+    each: tl.constexpr,
+    OF_SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """The AT-th K inputs of a tile. part, sums: of the group so far, of codes times inputs and of inputs; at the
+    group's end they are added to the total."""
+    of_group: tl.constexpr = 128 // K // each
+    half: tl.constexpr = K // 16 * AT
+    k = slices[:, None, None] * TILE_INPUTS + K * AT + tl.arange(0, K)[None, :, None]
+    right = tl.load(rows + k, mask=there, other=0.0)
+    if GROUP == 0 and not ZEROS:
+        total = tl.dot(left, right, total)
+    else:
+        ones = tl.full([SLICES, OUTPUTS, K], 1, rows.dtype.element_ty)
+        if AT % of_group == 0:
+            part = tl.dot(left, right)
+            sums = tl.dot(ones, right) if ZEROS else part
+        else:
+            part = tl.dot(left, right, part)
+            sums = tl.dot(ones, right, sums) if ZEROS else part
+        if AT % of_group == of_group - 1:
+            if ZEROS:
+                part -= _times(sums, zero, half, each, 0, SLICES, OUTPUTS, ROWS)
+            if GROUP > 0:
+                part = _times(part, scale, half, each, OF_SCALES, SLICES, OUTPUTS, ROWS)
+            total += part
+    return total, part, sums
+
+
+@triton.jit
+def _sixteens(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, SLICES: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Words of runs, [slices, outputs, 4] -> the numbers of the first and the last 16 inputs of each."""
+    a, b, c, d, e, f, g, h = eight_numbers(words, dtype, KIND, ASSEMBLY)
+    return _sixteen(a, b, c, d, SLICES, OUTPUTS), _sixteen(e, f, g, h, SLICES, OUTPUTS)
+
+
+@triton.jit
+def _sixteen(a, b, c, d, SLICES: tl.constexpr, OUTPUTS: tl.constexpr):
+    """The numbers of pairs of inputs, [slices, outputs, 4] each -> [slices, outputs, 16]."""
+    first, second = tl.reshape(tl.join(a, b), [SLICES, OUTPUTS, 8]), tl.reshape(tl.join(c, d), [SLICES, OUTPUTS, 8])
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), [SLICES, OUTPUTS, 16])

@@ -125,6 +125,41 @@ def _shifted(to: str, left: int) -> str:
     return f"shl.b32 {to}, $8, {left};" if left > 0 else f"shr.u32 {to}, $8, {-left};"
 
 
+_BYTES = {
+    torch.bfloat16: (4, 0x7B807B80, 0x43004300, 0xC300C300),
+    torch.float16: (1, 0x5C005C00, 0x64006400, 0xE400E400),
+}
+"""Of eight bits: how far the bits of a float with four of exponent lie from those of a wider one, and the power of
+two that corrects the exponent; 128 or 1024, whose last bit is worth 1, and its negative. Twice each."""
+
+
+def assembly_of_bytes(kind: int, dtype: torch.dtype) -> str:
+    """The same for four numbers of eight bits in a word; an integer's sign is the last bit of what is taken away
+    from its other bits."""
+    if triton.knobs.runtime.interpret or kind not in (_INTEGERS, _E4M3) or dtype not in _FLOATS:
+        return ""
+    name, one, *_ = _FLOATS[dtype]
+    right, exponent, first, less = _BYTES[dtype]
+    half, lines = 0x7F00 >> right, []
+    for i in range(2):
+        if kind == _E4M3:
+            lines += [
+                f"prmt.b32 t, $2, 0, {0x1404 + 0x2020 * i:#x};",
+                "and.b32 s, t, 0x80008000;",
+                f"shr.u32 t, t, {right};",
+                f"lop3.b32 t, t, {half << 16 | half:#x}, s, 0xea;",
+                f"fma.rn.{name}x2 ${i}, t, {exponent:#x}, 0x80008000;",
+            ]
+        else:
+            lines += [
+                f"prmt.b32 t, $2, 0, {0x4140 + 0x0202 * i:#x};",
+                f"lop3.b32 s, t, 0x00800080, {less:#x}, 0xea;",
+                f"lop3.b32 t, t, 0x007f007f, {first:#x}, 0xea;",
+                f"fma.rn.{name}x2 ${i}, t, {one:#x}, s;",
+            ]
+    return "{ .reg .b32 s, t; " + " ".join(lines) + " }"
+
+
 @triton.jit
 def load_groups(numbers, output, begin, groups, GROUP: tl.constexpr, INPUTS: tl.constexpr):
     """The scales or the zeros of a block: [outputs, 4], one for each run of 32 inputs; [outputs, 8], one for each
@@ -169,7 +204,7 @@ def in_four(words, OUTPUTS: tl.constexpr):
 @triton.jit
 def operands(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, OUTPUTS: tl.constexpr):
     """Words of 32 inputs, [outputs, 4] -> what the codes of the first and the last 16 stand for, [outputs, 16]."""
-    a, b, c, d, e, f, g, h = _eight(words, dtype, KIND, ASSEMBLY)
+    a, b, c, d, e, f, g, h = eight_numbers(words, dtype, KIND, ASSEMBLY)
     return _sixteen(a, b, c, d, OUTPUTS), _sixteen(e, f, g, h, OUTPUTS)
 
 
@@ -184,7 +219,7 @@ _EIGHT_BF16, _EIGHT_F16 = tl.constexpr((tl.bfloat16,) * 8), tl.constexpr((tl.flo
 
 
 @triton.jit
-def _eight(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
+def eight_numbers(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
     """The numbers of the codes 0, 4, 1, 5, 2, 6, 3 and 7 of each word."""
     if ASSEMBLY == "":
         return (
@@ -209,9 +244,18 @@ def _eight(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexp
 
 
 @triton.jit
+def of_bytes(found, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """The numbers of codes of eight bits, of a type of 16 bits."""
+    if ASSEMBLY == "":
+        return float_of(found, 2 if KIND == 5 else 0).to(dtype)
+    else:
+        return tl.inline_asm_elementwise(ASSEMBLY, "=r,=r,r", args=[found], dtype=dtype, is_pure=True, pack=4)
+
+
+@triton.jit
 def in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
     """[outputs, inputs / 8] -> float32 [outputs, inputs]."""
-    a, b, c, d, e, f, g, h = _eight(words, tl.float32, KIND, "")
+    a, b, c, d, e, f, g, h = eight_numbers(words, tl.float32, KIND, "")
     runs: tl.constexpr = INPUTS // 32
     first, second = tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h))
     every = tl.reshape(tl.join(first, second), [OUTPUTS, runs, 4, 2, 2, 2])  # run, word, half, pair, of 16 inputs
