@@ -36,14 +36,7 @@ from petiole.gpu_worker.models.parts.norms import NormWeights, weight_of
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
-from petiole.gpu_worker.runtime.cuda.fused.linear.ends import (
-    activated,
-    finish,
-    normed,
-    outputs_of,
-    squares_of,
-    wait_after_asking_for,
-)
+from petiole.gpu_worker.runtime.cuda.fused.linear import dense
 
 MOST_ROWS = 16
 
@@ -183,7 +176,7 @@ def _launch(
     assert rows.stride(1) == y.stride(1) == 1
     if inputs % block.inputs:
         block = NARROW_HALF
-    _product[(outputs // block.outputs,)](
+    dense.product[(outputs // block.outputs,)](
         rows,
         weight,
         y,
@@ -197,6 +190,7 @@ def _launch(
         y.shape[1],
         rows.stride(0),
         y.stride(0),
+        0,
         eps,
         squares.shape[1] if of_residual else 1,
         NORMED=of_residual,
@@ -209,6 +203,7 @@ def _launch(
         INPUTS=block.inputs,
         BLOCKS=triton.next_power_of_2(squares.shape[1]) if of_residual else 1,
         EARLY=block.early,
+        SHARES=1,
         num_warps=block.warps,
         num_stages=block.stages,
         **overlapped(rows),
@@ -238,51 +233,3 @@ def _begin(
     found = value * tl.load(norm + at).to(tl.float32)[None, :]
     tl.store(scaled + row[:, None] * width + at[None, :], found.to(scaled.dtype.element_ty), mask=there)
     tl.store(squares + row * blocks + tl.program_id(0), tl.sum(value * value, 1))
-
-
-@triton.jit(do_not_specialize=["n"])
-def _product(
-    x,
-    weight,
-    y,
-    bias,
-    squares,
-    norm,
-    scaled,
-    sums,
-    n,
-    inputs,
-    width,
-    x_row,
-    y_row,
-    eps,
-    blocks,
-    NORMED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDED: tl.constexpr,
-    BIASED: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    row, k = tl.arange(0, ROWS), tl.arange(0, INPUTS)
-    output = outputs_of(width, GATED, OUTPUTS)
-    weights = weight + output.to(tl.int64) * inputs
-    if OVERLAPPED:
-        line = tl.arange(0, EARLY // 64) * 64
-        wait_after_asking_for(weights[:, None] + tl.minimum(line, inputs - 64)[None, :])
-    parts = squares_of(squares, n, blocks, NORMED, ROWS, BLOCKS)
-    rows = x + row[None, :] * x_row + k[:, None]
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(0, inputs, INPUTS):
-        left = tl.load(weights[:, None] + (start + k)[None, :])
-        right = tl.load(rows + start, mask=(row < n)[None, :], other=0.0)
-        total = tl.dot(left, right, total)
-    if NORMED:
-        total = normed(total, parts, inputs, eps)
-    total = activated(total, bias, output, BIASED, ACTIVATION, GATED, OUTPUTS, ROWS)
-    finish(total, y, norm, scaled, sums, n, width, y_row, ADDED, GATED, OUTPUTS, ROWS)

@@ -79,9 +79,19 @@ def activated(
 
 @triton.jit
 def _active(x, ACTIVATION: tl.constexpr):
-    tl.static_assert(ACTIVATION == "none" or ACTIVATION == "silu")
+    """See `plan.Activation`."""
     if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(z)) / 2 is sigmoid(2 z)
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(ACTIVATION == "none")
     return x
 
 
