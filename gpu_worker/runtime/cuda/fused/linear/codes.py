@@ -140,24 +140,26 @@ def assembly_of_bytes(kind: int, dtype: torch.dtype) -> str:
         return ""
     name, one, *_ = _FLOATS[dtype]
     right, exponent, first, less = _BYTES[dtype]
-    half, lines = 0x7F00 >> right, []
+    half, of_floats = 0x7F00 >> right, kind == _E4M3
+    lines = [f"mov.b32 times, {exponent if of_floats else one:#x};"]
+    lines += ["mov.b32 plus, 0x80008000;"] if of_floats else []
     for i in range(2):
-        if kind == _E4M3:
+        if of_floats:
             lines += [
                 f"prmt.b32 t, $2, 0, {0x1404 + 0x2020 * i:#x};",
                 "and.b32 s, t, 0x80008000;",
                 f"shr.u32 t, t, {right};",
                 f"lop3.b32 t, t, {half << 16 | half:#x}, s, 0xea;",
-                f"fma.rn.{name}x2 ${i}, t, {exponent:#x}, 0x80008000;",
+                f"fma.rn.{name}x2 ${i}, t, times, plus;",
             ]
         else:
             lines += [
                 f"prmt.b32 t, $2, 0, {0x4140 + 0x0202 * i:#x};",
                 f"lop3.b32 s, t, 0x00800080, {less:#x}, 0xea;",
                 f"lop3.b32 t, t, 0x007f007f, {first:#x}, 0xea;",
-                f"fma.rn.{name}x2 ${i}, t, {one:#x}, s;",
+                f"fma.rn.{name}x2 ${i}, t, times, s;",
             ]
-    return "{ .reg .b32 s, t; " + " ".join(lines) + " }"
+    return "{ .reg .b32 s, t, times, plus; " + " ".join(lines) + " }"
 
 
 @triton.jit
@@ -249,7 +251,14 @@ def of_bytes(found, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.conste
     if ASSEMBLY == "":
         return float_of(found, 2 if KIND == 5 else 0).to(dtype)
     else:
-        return tl.inline_asm_elementwise(ASSEMBLY, "=r,=r,r", args=[found], dtype=dtype, is_pure=True, pack=4)
+        return tl.inline_asm_elementwise(
+            ASSEMBLY,
+            "=r,=r,r",
+            args=[found],
+            dtype=tl.bfloat16 if dtype == tl.bfloat16 else tl.float16,
+            is_pure=True,
+            pack=4,
+        )
 
 
 @triton.jit

@@ -1,0 +1,148 @@
+"""Fused products with codes against float64: on CUDA, or in Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.weights.linear import Fp8Linear, quantize_fp8
+from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, decode
+from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
+from tests.gpu.test_grouped import DTYPE, close
+from tests.support.coded import random_weight
+
+FORMS = {
+    "int4": CodeLayout(0, 0, 32, SIGNED, scales=torch.float16, multiplier=True),
+    "gptq": CodeLayout(0, 0, 128, UNSIGNED, scales=torch.float16, zeros=torch.uint8),
+    "groups of 64": CodeLayout(0, 0, 64, E2M1, scales=torch.float32),
+    "groups of 256": CodeLayout(0, 0, 256, SIGNED, scales=torch.float16),
+    "groups of 16, zeros": CodeLayout(0, 0, 16, UNSIGNED, scales=torch.bfloat16, zeros=torch.uint8),
+    "nvfp4": CodeLayout(0, 0, 16, E2M1, scales=torch.float8_e4m3fn, multiplier=True),
+    "mxfp4": CodeLayout(0, 0, 32, E2M1, scales=torch.float8_e8m0fnu),
+    "channels": CodeLayout(0, 0, 0, SIGNED, scales=torch.bfloat16),
+    "channels, zeros": CodeLayout(0, 0, 0, UNSIGNED, scales=torch.float16, zeros=torch.uint8),
+    "int8": CodeLayout(0, 0, 0, codes=torch.int8),
+    "fp8": CodeLayout(0, 0, 0, codes=torch.float8_e4m3fn),
+    "fp8 blocks": CodeLayout(0, 0, 128, codes=torch.float8_e4m3fn),
+}
+
+
+def form(name: str, outputs: int, inputs: int) -> CodeLayout:
+    found = FORMS[name]
+    return replace(found, outputs=outputs, inputs=inputs, group=found.group or inputs)
+
+
+def weight(name: str, outputs: int, inputs: int) -> Coded:
+    """Whose products with normal rows are about 1."""
+    draw = torch.Generator().manual_seed(outputs + inputs)
+    found = random_weight(form(name, outputs, inputs), draw)
+    found.scales.copy_(found.scales.float().clamp(2.0**-9).to(found.scales.dtype))
+    size = inputs**0.5 * found.values().std().item()
+    found.scales.copy_((found.scales.float() / size).to(found.scales.dtype))
+    found = found.put_in_runs(in_tiles=True) if found.form.table else found
+    parts = (found.codes, found.scales, found.zeros, found.multiplier)
+    return Coded(found.form, *(None if part is None else part.to(DEVICE) for part in parts))
+
+
+def linear(name: str, outputs: int, inputs: int, biased: bool = False) -> KernelLinear:
+    return KernelLinear(weight(name, outputs, inputs), normal(outputs) if biased else None)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, DTYPE)
+
+
+def exact(x: torch.Tensor, linear: KernelLinear) -> torch.Tensor:
+    """float64."""
+    y = x.double() @ linear.weight.values().double().t()
+    return y if linear.bias is None else y + linear.bias.double()
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.double() * (x.double().square().mean(1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What a kernel does not write is no number."""
+    empty = torch.empty
+
+    def filled(*shape, **options):
+        found = empty(*shape, **options)
+        return found.fill_(torch.nan) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 512), (3, 768), (16, 1280)], ids=str)
+def test_products_are_those_of_the_weights(name, rows, inputs):
+    """Also where the last tiles are not those of whole slices."""
+    one = linear(name, 48, inputs, biased=rows > 1)
+    assert coded.weight_of(one) is not None
+    x = normal(rows, inputs)
+    close(decode.product(x, one), exact(x, one))
+
+
+@pytest.mark.parametrize("name", some(["int4", "nvfp4", "fp8", "gptq"], short=2))
+@pytest.mark.parametrize("rows", [2, 11])
+def test_a_layer_is_four_products(name, rows):
+    hidden, inner = 256, 512
+    norms = [normal(hidden) / 4 + 1 for _ in range(2)]
+    value = normal(rows, hidden)
+    up, down = linear(name, 2 * inner, hidden), linear(name, hidden, inner, biased=True)
+    residual = decode.begin(value.clone(), (norms[0], 1e-5))
+    inside = decode.product(residual, up, gated=True)
+    gate, factor = exact(normed(value, norms[0]), up).chunk(2, -1)
+    close(inside, gate * gate.sigmoid() * factor)
+    after = decode.added(inside, down, residual, (norms[1], 1e-5))
+    assert after.value is residual.value
+    close(after.value, value.double() + exact(inside, down))
+    close(decode.product(after, up), exact(normed(after.value, norms[1]), up))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_row_has_the_same_bits_beside_others(name):
+    """Alone, and in a block of other sizes."""
+    one, x = linear(name, 48, 640), normal(16, 640)
+    together = decode.product(x, one)
+    for rows in (1, 2, 8, 9):
+        assert torch.equal(decode.product(x[:rows], one), together[:rows])
+    assert torch.equal(decode.product(x[13:14], one), together[13:14])
+
+
+def test_eight_bit_floats_of_rows_that_are_rounded_elsewhere():
+    """Their codes lie in memory as torch's product of eight bits reads them."""
+    plain = normal(48, 512) / 512**0.5
+    values, scales = quantize_fp8(plain)
+    one = Fp8Linear(values, scales[None, :], TorchKernels().quantize_rows, normal(48))
+    found = coded.weight_of(one)
+    assert found is not None
+    assert found[0].codes.data_ptr() == values.data_ptr()
+    x = normal(5, 512)
+    close(decode.product(x, one), x.double() @ found[0].values().double().t() + one.bias.double())
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.table])
+def test_codes_in_tiles_stand_for_the_same_numbers(name):
+    found = random_weight(form(name, 24, 3 * TILE), torch.Generator().manual_seed(3))
+    values = found.values()
+    moved = found.put_in_runs(in_tiles=True)
+    assert moved.codes.data_ptr() == found.codes.data_ptr()
+    assert torch.equal(moved.values(), values)
+    assert torch.equal(moved.rows(8, 16).values(), values[8:16])
+
+
+def test_layers_of_other_forms_are_computed_elsewhere():
+    runs = random_weight(form("int4", 48, 512), torch.Generator().manual_seed(0)).put_in_runs()
+    for other in (
+        KernelLinear(runs),
+        linear("fp8", 40, 512),
+        KernelLinear(weight("int8", 48, 64)),
+    ):
+        assert coded.weight_of(other) is None
