@@ -11,10 +11,12 @@ from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.fused.linear import coded, decode
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
 from tests.gpu.test_grouped import DTYPE, close
 from tests.support.coded import random_weight
+from tests.support.tensor_cores import one_order
 
 FORMS = {
     "int4": CodeLayout(0, 0, 32, SIGNED, scales=torch.float16, multiplier=True),
@@ -80,19 +82,19 @@ def poisoned(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize(("rows", "inputs"), [(1, 512), (3, 768), (16, 1280)], ids=str)
+@pytest.mark.parametrize(("rows", "inputs"), some([(3, 768), (1, 512), (16, 1280)], short=1), ids=str)
 def test_products_are_those_of_the_weights(name, rows, inputs):
     """Also where the last tiles are not those of whole slices."""
-    one = linear(name, 48, inputs, biased=rows > 1)
+    one = linear(name, 32, inputs, biased=rows > 1)
     assert coded.weight_of(one) is not None
     x = normal(rows, inputs)
     close(decode.product(x, one), exact(x, one))
 
 
 @pytest.mark.parametrize("name", some(["int4", "nvfp4", "fp8", "gptq"], short=2))
-@pytest.mark.parametrize("rows", [2, 11])
+@pytest.mark.parametrize("rows", some([11, 2], short=1))
 def test_a_layer_is_four_products(name, rows):
-    hidden, inner = 256, 512
+    hidden, inner = 128, 256
     norms = [normal(hidden) / 4 + 1 for _ in range(2)]
     value = normal(rows, hidden)
     up, down = linear(name, 2 * inner, hidden), linear(name, hidden, inner, biased=True)
@@ -106,14 +108,35 @@ def test_a_layer_is_four_products(name, rows):
     close(decode.product(after, up), exact(normed(after.value, norms[1]), up))
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_row_has_the_same_bits_beside_others(name):
-    """Alone, and in a block of other sizes."""
-    one, x = linear(name, 48, 640), normal(16, 640)
-    together = decode.product(x, one)
-    for rows in (1, 2, 8, 9):
-        assert torch.equal(decode.product(x[:rows], one), together[:rows])
-    assert torch.equal(decode.product(x[13:14], one), together[13:14])
+@pytest.mark.parametrize("name", some(["int4", "gptq", "fp8", "nvfp4", "int8", "channels, zeros"], short=3))
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(17, 64, 2176), (50, 96, 1024)], ids=str)
+def test_many_rows_share_out_the_inputs(name, rows, outputs, inputs):
+    one = linear(name, outputs, inputs, biased=True)
+    assert coded.shares_for(coded.block_for(rows, outputs), one.weight.form) > 1
+    x = normal(rows, inputs)
+    close(coded.multiply(x, one.weight, one.bias), exact(x, one))
+
+
+@pytest.mark.parametrize("name", some(["mxfp4", "fp8"], short=1))
+def test_widest_products(name, monkeypatch):
+    """Blocks of 64 and 128 outputs."""
+    monkeypatch.setattr(coded, "BLOCKS", dict.fromkeys(coded.BLOCKS, coded.BLOCKS["of 64"]))
+    one = linear(name, 128, 512)
+    for rows in (3, 12, 33):
+        x = normal(rows, 512)
+        close(coded.multiply(x, one.weight, None), exact(x, one))
+
+
+@pytest.mark.parametrize("name", some([*FORMS], short=6))
+def test_a_row_has_the_same_bits_beside_others(name, monkeypatch):
+    """Alone, and in a block of other sizes; and among many rows, whose sums have another order."""
+    one_order(monkeypatch)
+    one, x = linear(name, 32, 1152), normal(64, 1152)
+    few, many = decode.product(x[:16], one), coded.multiply(x, one.weight, None)
+    for rows in (slice(1), slice(2), slice(9), slice(13, 14)):
+        assert torch.equal(decode.product(x[rows], one), few[rows]), rows
+    for rows in (slice(17), slice(40), slice(40, 60)):
+        assert torch.equal(coded.multiply(x[rows], one.weight, None), many[rows]), rows
 
 
 def test_eight_bit_floats_of_rows_that_are_rounded_elsewhere():
@@ -146,3 +169,20 @@ def test_layers_of_other_forms_are_computed_elsewhere():
         KernelLinear(weight("int8", 48, 64)),
     ):
         assert coded.weight_of(other) is None
+
+
+@pytest.mark.parametrize("kernels", ["off", "codes"])
+def test_codes_lie_in_tiles_where_their_kernels_are_tried(kernels, monkeypatch):
+    """In the memory that was read: a weight is nowhere twice. The products are the same, of few rows and of many."""
+    monkeypatch.setenv("PETIOLE_UNTIMED", kernels)
+    found = random_weight(form("int4", 48, 512), torch.Generator().manual_seed(0))
+    memory, values = [part.data_ptr() for part in found.tensors], found.values()
+    taken = FlashInferKernels().take(found)
+    assert taken is not None
+    weight, multiply = taken
+    assert weight.form.in_tiles == (kernels == "codes")
+    assert [part.data_ptr() for part in weight.tensors] == memory
+    weight = Coded(weight.form, weight.codes.to(DEVICE), weight.scales.to(DEVICE), None, weight.multiplier.to(DEVICE))
+    for rows in (1, 20, 70):
+        x = normal(rows, 512)
+        close(multiply(x, weight, None), x.double() @ values.double().t().to(DEVICE))

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, Linear
 from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
@@ -43,25 +45,37 @@ from petiole.gpu_worker.runtime.cuda.fused.linear.ends import (
     wait_after_asking_for,
 )
 
-SLICES = 4
-"""Warps of a program, and parts of its inputs. For all numbers of rows the same: sums depend on it."""
-
 TILE_INPUTS = tl.constexpr(TILE)
 
 
 class CodedBlock(NamedTuple):
-    """What a program computes at a time: outputs, of so many rows, in this many stages; early: the inputs whose
+    """What a program computes at a time: outputs, of so many rows, in this many stages, by so many warps. slices:
+    into how many parts its inputs are cut, one a warp; 1: each warp has outputs of its own. early: the inputs whose
     codes it asks for before it waits."""
 
     outputs: int
     rows: int
     stages: int
+    slices: int = 4
+    warps: int = 4
     early: int = 2048
 
 
-NARROW, WIDE = 16, 32
-"""Outputs of a program of few rows, and of more: it reads all rows, and as many bytes of them as of codes with 16
-rows and 64 outputs."""
+NARROW = 16
+"""Outputs of the smallest block."""
+
+BLOCKS: dict[str, tuple[CodedBlock, ...]] = {
+    "of 16": (CodedBlock(16, 8, 5), CodedBlock(16, 16, 4)),
+    "of 32": (CodedBlock(32, 8, 4), CodedBlock(32, 16, 4), CodedBlock(64, 64, 4, 1)),
+    "of 64": (CodedBlock(64, 8, 4), CodedBlock(64, 16, 3), CodedBlock(128, 64, 4, 1, 8)),
+}
+"""Candidates, which no card has timed: `bench.gpu --only codes` measures all. Of each, the block for up to 8 rows,
+for up to 16 and for more. Slices are the same for all up to 16 rows, because the order of sums depends on them."""
+
+MOST_ROWS = 64
+
+PROGRAMS, MOST_SHARES, LEAST_TILES = 256, 8, 4
+"""Products of many rows with fewer programs share out their inputs, of which each program has some tiles."""
 
 
 def weight_of(linear: Linear) -> tuple[Coded, Tensor | None] | None:
@@ -85,9 +99,50 @@ def known(form: CodeLayout) -> bool:
 
 
 def block_for(rows: int, outputs: int) -> CodedBlock:
-    few = rows <= 8
-    wide = outputs % WIDE == 0 and (not few or outputs >= 256 * WIDE)
-    return CodedBlock(WIDE if wide else NARROW, 8 if few else 16, 5 if few else 4)
+    """By these numbers alone."""
+    many = outputs >= 8192
+    if rows > 16:
+        found = BLOCKS["of 64" if many else "of 32"][2]
+        found = found._replace(rows=max(32, triton.next_power_of_2(rows)))
+    elif rows > 8:
+        found = BLOCKS["of 64" if many else "of 32"][1]
+    else:
+        found = BLOCKS["of 32" if many else "of 16"][0]
+    while outputs % found.outputs:
+        found = found._replace(outputs=found.outputs // 2)
+    return found if found.outputs > 64 else found._replace(warps=4)
+
+
+def shares_for(block: CodedBlock, form: CodeLayout) -> int:
+    """How many programs share out the inputs of each output: by the weight's sizes alone."""
+    n, tiles = 1, form.inputs // TILE
+    while (
+        block.slices == 1
+        and form.outputs // block.outputs * n < PROGRAMS
+        and n < MOST_SHARES
+        and tiles // (2 * n) >= LEAST_TILES
+    ):
+        n *= 2
+    return n
+
+
+def multiply(x: Tensor, weight: Coded, bias: Tensor | None, block: CodedBlock | None = None) -> Tensor:
+    """x [T, in], T up to `MOST_ROWS`, of a form that is `known` -> [T, out]."""
+    outputs = weight.form.outputs
+    block = block_for(len(x), outputs) if block is None else block
+    y = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    n = shares_for(block, weight.form)
+    if n == 1:
+        launch(block, x, weight, bias, y)
+        return y
+    parts = torch.empty((n, *y.shape), dtype=torch.float32, device=x.device)
+    launch(block, x, weight, None, parts[0], shares=n)
+    size = 1024 if outputs % 1024 == 0 else NARROW
+    _add_shares[(len(x), outputs // size)](
+        parts, y if bias is None else bias, y, y.numel(), outputs, SHARES=n, BIASED=bias is not None, BLOCK=size,
+        num_warps=4, **overlapped(x),
+    )  # fmt: skip
+    return y
 
 
 def launch(
@@ -96,23 +151,25 @@ def launch(
     weight: Coded,
     bias: Tensor | None,
     y: Tensor,
-    squares: Tensor | None,
-    eps: float,
-    then: tuple[Tensor, Tensor, Tensor] | None,
-    activation: str,
-    gated: bool,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    then: tuple[Tensor, Tensor, Tensor] | None = None,
+    activation: str = "none",
+    *,
+    gated: bool = False,
+    shares: int = 1,
 ) -> None:
     """y = weight x + bias, with what precedes and follows it: see `linear.decode`. x: [T, in], T up to the rows of
     the block. squares: of a residual that a norm divides. then: what the next norm needs, written as in
-    `ends.finish`: norm, scaled, sums; the product is added to y."""
+    `ends.finish`: norm, scaled, sums; the product is added to y. shares: of the inputs, whose sums lie in as many
+    results one after the other."""
     form, stored = weight.form, CodedWeight.of(weight)
     norm, scaled, sums = (y, y, y) if then is None else then
     assert len(x) <= block.rows
     assert x.stride(1) == y.stride(1) == 1
+    assert x.shape[1] == form.inputs
     assert form.outputs % block.outputs == 0
-    unit = SLICES * TILE
-    row_words = form.inputs // 8 if stored.of_four_bits else form.inputs
-    coded_product[(form.outputs // block.outputs,)](
+    coded_product[(form.outputs // block.outputs, shares)](
         x,
         stored.codes,
         stored.scales,
@@ -126,11 +183,12 @@ def launch(
         sums,
         len(x),
         form.inputs,
-        row_words,
+        form.inputs // 8 if stored.of_four_bits else form.inputs,
         form.groups,
         y.shape[1],
         x.stride(0),
         y.stride(0),
+        y.numel(),
         eps,
         1 if squares is None else squares.shape[1],
         NORMED=squares is not None,
@@ -138,18 +196,44 @@ def launch(
         GATED=gated,
         ADDED=then is not None,
         BIASED=bias is not None,
-        ALIGNED=form.inputs % unit == 0,
+        ALIGNED=form.inputs % (block.slices * TILE) == 0,
         ROWS=block.rows,
         OUTPUTS=block.outputs,
-        SLICES=SLICES,
+        SLICES=block.slices,
         BLOCKS=1 if squares is None else triton.next_power_of_2(squares.shape[1]),
         EARLY=block.early,
+        SHARES=shares,
         ASSEMBLY=assembly(stored.kind, x.dtype) or assembly_of_bytes(stored.kind, x.dtype),
-        num_warps=SLICES,
+        num_warps=block.warps,
         num_stages=block.stages,
         **stored.constants,
         **overlapped(x),
     )
+
+
+@triton.jit(do_not_specialize=["n"])
+def _add_shares(
+    parts,
+    bias,
+    y,
+    n,
+    outputs,
+    SHARES: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * outputs + output
+    total = tl.load(parts + at)
+    for i in tl.static_range(1, SHARES):
+        total += tl.load(parts + i * n.to(tl.int64) + at)
+    if BIASED:
+        total += tl.load(bias + output).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -172,6 +256,7 @@ def coded_product(
     width,
     x_row,
     y_row,
+    y_share,
     eps,
     blocks,
     NORMED: tl.constexpr,
@@ -186,11 +271,13 @@ def coded_product(
     SLICES: tl.constexpr,
     BLOCKS: tl.constexpr,
     EARLY: tl.constexpr,
+    SHARES: tl.constexpr,
     KIND: tl.constexpr,
     OF_SCALES: tl.constexpr,
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     MULTIPLIED: tl.constexpr,
+    TILED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     four: tl.constexpr = KIND < 4
@@ -198,60 +285,67 @@ def coded_product(
     each: tl.constexpr = 8 if GROUP == 16 else 4 if GROUP == 32 else 2 if GROUP == 64 else 1  # groups of a tile
     row, part = tl.arange(0, ROWS), tl.arange(0, SLICES)
     output = outputs_of(width, GATED, OUTPUTS)
-    at = codes + (output.to(tl.int64) * row_words)[None, :, None]
-    at += (part * words)[:, None, None] + tl.arange(0, words)[None, None, :]
-    # Of 16 outputs a thread has two, and four neighbours have the same ones: a dimension for each of these.
-    of_threads = tl.reshape(output, [OUTPUTS // 8, 1, 8, 1, 1]).to(tl.int64) * groups
-    of_threads = tl.broadcast_to(of_threads, [OUTPUTS // 8, SLICES, 8, 4, each])
-    if OVERLAPPED:
-        line = tl.arange(0, EARLY // (4 * words)) * 32 if four else tl.arange(0, EARLY // TILE_INPUTS) * TILE_INPUTS
-        wait_after_asking_for(
-            codes + (output.to(tl.int64) * row_words)[:, None] + tl.minimum(line, row_words - 1)[None, :]
-        )
-    parts = squares_of(squares, n, blocks, NORMED, ROWS, BLOCKS)
-    k = part[:, None, None] * TILE_INPUTS + tl.arange(0, TILE_INPUTS)[None, :, None]
-    rows = x + (row * x_row)[None, None, :]
-    total = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
+    blocks_of_tiles = tl.cdiv(inputs // TILE_INPUTS, SLICES)
+    from_tile = blocks_of_tiles * tl.program_id(1) // SHARES * SLICES
+    to_tile = blocks_of_tiles * (tl.program_id(1) + 1) // SHARES * SLICES
     tiles = inputs // TILE_INPUTS
+    own = codes + output.to(tl.int64) * row_words
+    # Of 16 outputs a thread has two, and four neighbours have the same ones: a dimension for each of these.
+    many: tl.constexpr = 2 if SLICES == 1 else OUTPUTS // 8
+    warps: tl.constexpr = OUTPUTS // 16 if SLICES == 1 else 1
+    of_threads = tl.permute(tl.reshape(output.to(tl.int64) * groups, [warps, many, 8]), (1, 0, 2))
+    of_threads = tl.reshape(of_threads, [many, warps, 8, 1, 1])
+    of_threads = tl.broadcast_to(of_threads, [many, warps * SLICES, 8, 4, each])
+    if OVERLAPPED:
+        line = tl.arange(0, EARLY // 256) * 32 if four else tl.arange(0, EARLY // 128) * 128
+        line = tl.minimum(from_tile * words + line, row_words - 1)
+        wait_after_asking_for(own[:, None] + line[None, :])
+    parts = squares_of(squares, n, blocks, NORMED, ROWS, BLOCKS)
+    if SLICES == 1:
+        total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    else:
+        total = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
+    at = own[None, :, None] + (part * words)[:, None, None] + tl.arange(0, words)[None, None, :]
     scale, zero = of_threads, of_threads
     if GROUP > 0:
-        scale = _load_groups(scales, of_threads, 0, part, tiles, GROUP, each, SLICES)
+        scale = _load_groups(scales, of_threads, from_tile, part, tiles, GROUP, each, SLICES)
     if ZEROS:
-        zero = _load_groups(zeros, of_threads, 0, part, tiles, GROUP, each, SLICES)
-    for first in range(0, tiles, SLICES):
+        zero = _load_groups(zeros, of_threads, from_tile, part, tiles, GROUP, each, SLICES)
+    for first in range(from_tile, to_tile, SLICES):
         next_scale, next_zero = scale, zero
         if GROUP > 0:
             next_scale = _load_groups(scales, of_threads, first + SLICES, part, tiles, GROUP, each, SLICES)
             if ZEROS:
                 next_zero = _load_groups(zeros, of_threads, first + SLICES, part, tiles, GROUP, each, SLICES)
-        there = (row < n)[None, None, :]
+        known = first + part < tiles
         if ALIGNED:
             found = tl.load(at + first * words)
         else:
-            known = (first + part < tiles)[:, None, None]
-            there = there & known
-            found = tl.load(at + first * words, mask=known, other=0)
-        begin = rows + first * TILE_INPUTS
+            found = tl.load(at + first * words, mask=known[:, None, None], other=0)
+        begin = x + first * TILE_INPUTS
         if four:
             total = _add_four_bits(
-                total, begin, found, scale, zero, part, there,
-                OUTPUTS, ROWS, SLICES, each, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
+                total, begin, x_row, found, scale, zero, part, known, n,
+                OUTPUTS, ROWS, SLICES, ALIGNED, each, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
             )  # fmt: skip
         else:
-            right = tl.load(begin + k, mask=there, other=0.0)
+            right = _load_rows(begin, x_row, part, known, n, 0, TILE_INPUTS, ROWS, SLICES, ALIGNED)
             left = of_bytes(found, right.dtype, KIND, ASSEMBLY)
+            if SLICES == 1:
+                left = tl.reshape(left, [OUTPUTS, TILE_INPUTS])
             if GROUP > 0:
-                total += _times(tl.dot(left, right), scale, 0, each, OF_SCALES, SLICES, OUTPUTS, ROWS)
+                total += _times(tl.dot(left, right), scale, 0, each, OF_SCALES, ROWS)
             else:
                 total = tl.dot(left, right, total)
         scale, zero = next_scale, next_zero
-    sum_ = tl.sum(total, 0)
+    sum_ = total if SLICES == 1 else tl.sum(total, 0)
     if GROUP == 0:
         sum_ *= float_of(tl.load(scales + output), OF_SCALES)[:, None]
     sum_ *= factor_of(multiplier, output, MULTIPLIED)[:, None]
     if NORMED:
         sum_ = normed(sum_, parts, inputs, eps)
     sum_ = activated(sum_, bias, output, BIASED, ACTIVATION, GATED, OUTPUTS, ROWS)
+    y += tl.program_id(1).to(tl.int64) * y_share
     finish(sum_, y, norm, scaled, sums, n, width, y_row, ADDED, GATED, OUTPUTS, ROWS)
 
 
@@ -259,7 +353,8 @@ def coded_product(
 def _load_groups(
     numbers, of_threads, first, part, tiles, GROUP: tl.constexpr, each: tl.constexpr, SLICES: tl.constexpr
 ):
-    """The scales or the zeros of one tile of each slice, [outputs / 8, slices, 8, 4, each]."""
+    """The scales or the zeros of one tile of each slice, of the shape of `of_threads`, which ends with the groups
+    of a tile."""
     at = numbers + of_threads
     if GROUP > 0:
         tile = tl.minimum(first + part, tiles - 1)
@@ -293,35 +388,58 @@ def _column(of_groups, HALF: tl.constexpr, each: tl.constexpr):
 
 
 @triton.jit
-def _times(
-    part,
-    of_groups,
-    HALF: tl.constexpr,
-    each: tl.constexpr,
-    BITS: tl.constexpr,
-    SLICES: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """part: [slices, outputs, rows], times what its outputs' groups have."""
+def _times(part, of_groups, HALF: tl.constexpr, each: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr):
+    """part: [..., outputs, rows], times what its outputs' groups have."""
+    many: tl.constexpr = of_groups.shape[0]
+    slices: tl.constexpr = of_groups.shape[1]
     number = tl.permute(float_of(_column(of_groups, HALF, each), BITS), (1, 0, 2, 3))
-    number = tl.reshape(number, [SLICES, OUTPUTS // 8, 8, 1, 4, 1])
-    in_threads = tl.reshape(part, [SLICES, OUTPUTS // 8, 8, ROWS // 8, 4, 2])
-    return tl.reshape(in_threads * number, [SLICES, OUTPUTS, ROWS])
+    number = tl.reshape(number, [slices, many, 8, 1, 4, 1])
+    in_threads = tl.reshape(part, [slices, many, 8, ROWS // 8, 4, 2])
+    return tl.reshape(in_threads * number, part.shape)
+
+
+@triton.jit
+def _load_rows(
+    x,
+    x_row,
+    part,
+    known,
+    n,
+    FIRST: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    SLICES: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """The inputs FIRST to FIRST + K of one tile of each slice, [slices, K, rows], or [K, rows] of one slice."""
+    row = tl.arange(0, ROWS)
+    if SLICES == 1:
+        k = FIRST + tl.arange(0, K)
+        found = tl.load(x + row[None, :] * x_row + k[:, None], mask=(row < n)[None, :], other=0.0)
+    else:
+        k = part[:, None, None] * TILE_INPUTS + FIRST + tl.arange(0, K)[None, :, None]
+        there = (row < n)[None, None, :]
+        if not ALIGNED:
+            there = there & known[:, None, None]
+        found = tl.load(x + row[None, None, :] * x_row + k, mask=there, other=0.0)
+    return found
 
 
 @triton.jit
 def _add_four_bits(
     total,
-    rows,
+    x,
+    x_row,
     words,
     scale,
     zero,
     slices,
-    there,
+    known,
+    n,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     SLICES: tl.constexpr,
+    ALIGNED: tl.constexpr,
     each: tl.constexpr,
     KIND: tl.constexpr,
     OF_SCALES: tl.constexpr,
@@ -329,27 +447,30 @@ def _add_four_bits(
     ZEROS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    """total and the products of a tile of each slice, [slices, outputs, rows]. words: [slices, outputs, 16]."""
+    """total and the products of a tile of each slice. words: [slices, outputs, 16]."""
     even, odd = tl.split(tl.reshape(words, [SLICES, OUTPUTS, 4, 2, 2]))
     a, c = tl.split(even)
     b, d = tl.split(odd)
     runs = (a, b, c, d)
     part, sums = total, total
     for i in tl.static_range(4):
-        first, second = _sixteens(runs[i], rows.dtype.element_ty, KIND, ASSEMBLY, SLICES, OUTPUTS)
+        first, second = _sixteens(runs[i], x.dtype.element_ty, KIND, ASSEMBLY, SLICES, OUTPUTS)
         if GROUP == 16:
+            right = _load_rows(x, x_row, slices, known, n, 32 * i, 16, ROWS, SLICES, ALIGNED)
             total, part, sums = _add_part(
-                total, part, sums, first, rows, scale, zero, slices, there,
+                total, part, sums, first, right, scale, zero,
                 2 * i, 16, each, OF_SCALES, GROUP, ZEROS, OUTPUTS, ROWS, SLICES,
             )  # fmt: skip
+            right = _load_rows(x, x_row, slices, known, n, 32 * i + 16, 16, ROWS, SLICES, ALIGNED)
             total, part, sums = _add_part(
-                total, part, sums, second, rows, scale, zero, slices, there,
+                total, part, sums, second, right, scale, zero,
                 2 * i + 1, 16, each, OF_SCALES, GROUP, ZEROS, OUTPUTS, ROWS, SLICES,
             )  # fmt: skip
         else:
             both = tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), [SLICES, OUTPUTS, 32])
+            right = _load_rows(x, x_row, slices, known, n, 32 * i, 32, ROWS, SLICES, ALIGNED)
             total, part, sums = _add_part(
-                total, part, sums, both, rows, scale, zero, slices, there,
+                total, part, sums, both, right, scale, zero,
                 i, 32, each, OF_SCALES, GROUP, ZEROS, OUTPUTS, ROWS, SLICES,
             )  # fmt: skip
     return total
@@ -361,11 +482,9 @@ def _add_part(
     part,
     sums,
     left,
-    rows,
+    right,
     scale,
     zero,
-    slices,
-    there,
     AT: tl.constexpr,
     K: tl.constexpr,
     each: tl.constexpr,
@@ -380,12 +499,12 @@ def _add_part(
     group's end they are added to the total."""
     of_group: tl.constexpr = 128 // K // each
     half: tl.constexpr = K // 16 * AT
-    k = slices[:, None, None] * TILE_INPUTS + K * AT + tl.arange(0, K)[None, :, None]
-    right = tl.load(rows + k, mask=there, other=0.0)
+    if SLICES == 1:
+        left = tl.reshape(left, [OUTPUTS, K])
     if GROUP == 0 and not ZEROS:
         total = tl.dot(left, right, total)
     else:
-        ones = tl.full([SLICES, OUTPUTS, K], 1, rows.dtype.element_ty)
+        ones = tl.full(left.shape, 1, left.dtype)
         if AT % of_group == 0:
             part = tl.dot(left, right)
             sums = tl.dot(ones, right) if ZEROS else part
@@ -394,9 +513,9 @@ def _add_part(
             sums = tl.dot(ones, right, sums) if ZEROS else part
         if AT % of_group == of_group - 1:
             if ZEROS:
-                part -= _times(sums, zero, half, each, 0, SLICES, OUTPUTS, ROWS)
+                part -= _times(sums, zero, half, each, 0, ROWS)
             if GROUP > 0:
-                part = _times(part, scale, half, each, OF_SCALES, SLICES, OUTPUTS, ROWS)
+                part = _times(part, scale, half, each, OF_SCALES, ROWS)
             total += part
     return total, part, sums
 

@@ -47,6 +47,7 @@ class CodedWeight(NamedTuple):
     group: int = 0
     has_zeros: bool = False
     multiplied: bool = False
+    in_tiles: bool = False
 
     @staticmethod
     def of(weight: Tensor | Coded) -> CodedWeight:
@@ -69,6 +70,7 @@ class CodedWeight(NamedTuple):
             form.group,
             weight.zeros is not None,
             weight.multiplier is not None,
+            form.in_tiles,
         )
 
     def exact(self, width: int) -> bool:
@@ -93,6 +95,7 @@ class CodedWeight(NamedTuple):
             "GROUP": 0 if self.groups == 1 else self.group,
             "ZEROS": self.has_zeros,
             "MULTIPLIED": self.multiplied,
+            "TILED": self.in_tiles,
         }
 
 
@@ -194,9 +197,10 @@ def _columns(four, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def in_four(words, OUTPUTS: tl.constexpr):
-    """[outputs, 16] -> four of [outputs, 4]."""
-    in_pairs = tl.reshape(tl.permute(tl.reshape(words, [OUTPUTS, 4, 4]), (0, 2, 1)), [OUTPUTS, 4, 2, 2])
+def in_four(words, OUTPUTS: tl.constexpr, TILED: tl.constexpr):
+    """[outputs, 16] -> the words of each of the four runs, [outputs, 4] each."""
+    by_run = words if TILED else tl.permute(tl.reshape(words, [OUTPUTS, 4, 4]), (0, 2, 1))
+    in_pairs = tl.reshape(by_run, [OUTPUTS, 4, 2, 2])
     even, odd = tl.split(in_pairs)
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -262,12 +266,15 @@ def of_bytes(found, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.conste
 
 
 @triton.jit
-def in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
+def in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TILED: tl.constexpr):
     """[outputs, inputs / 8] -> float32 [outputs, inputs]."""
     a, b, c, d, e, f, g, h = eight_numbers(words, tl.float32, KIND, "")
     runs: tl.constexpr = INPUTS // 32
     first, second = tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h))
-    every = tl.reshape(tl.join(first, second), [OUTPUTS, runs, 4, 2, 2, 2])  # run, word, half, pair, of 16 inputs
+    every = tl.join(first, second)
+    if TILED:
+        every = tl.permute(tl.reshape(every, [OUTPUTS, 4, runs, 8]), (0, 2, 1, 3))
+    every = tl.reshape(every, [OUTPUTS, runs, 4, 2, 2, 2])  # run, word, half, pair, of 16 inputs
     return tl.reshape(tl.permute(every, (0, 1, 5, 4, 2, 3)), [OUTPUTS, INPUTS])
 
 
