@@ -33,6 +33,7 @@ from bench.gpu.card import (
     release,
     seconds,
     tokens,
+    untimed,
 )
 from bench.gpu.codes import coding
 from bench.gpu.layers import layering
@@ -177,6 +178,21 @@ def device_seconds(runtime: ModelRuntime, driver: Driver, sequences: list[Stream
     return statistics.median(times)
 
 
+def decode_untimed(
+    report: Report, model: Shape, card: Card, kernels: str, batches: tuple[int, ...], **settings: Any
+) -> None:
+    """Decode steps on the device alone, with kernels that are not the default."""
+    with untimed(kernels), opened(model, graph_batch_sizes=batches, **settings) as runtime:
+        for batch in batches:
+            driver, sequences = prefilled(runtime, batch)
+            took = device_seconds(runtime, driver, sequences)
+            floor = model.decode_bytes(batch, sequences[0].length) / card.bandwidth
+            name = f"{model.name}: decode step on the device, batch {batch}, untimed {kernels}"
+            note = fused_products(runtime, batch).removeprefix(", ")
+            report.add(name, took * 1e3, "ms", floor=floor * 1e3, better="lower", note=note)
+        decode_kernels(report, runtime, model, batches[-1], name=f"{model.name}, untimed {kernels}")
+
+
 def prefill(
     report: Report,
     runtime: ModelRuntime,
@@ -209,10 +225,10 @@ def skewed(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, batc
 
 
 def decode_kernels(
-    report: Report, runtime: ModelRuntime, shape: Shape | Counted, batch: int, steps: int = 10
+    report: Report, runtime: ModelRuntime, shape: Shape | Counted, batch: int, steps: int = 10, name: str = ""
 ) -> None:
     driver, sequences = prefilled(runtime, batch)
-    name = f"{shape.name}, a decode step, batch {batch}"
+    name = f"{name or shape.name}, a decode step, batch {batch}"
     kernels(report, name, lambda: driver.decode_many(sequences, steps), steps)
 
 
@@ -288,9 +304,18 @@ def sampling(report: Report, card: Card) -> None:
 # ---------------------------------------------------------------- parts
 
 
+LONG: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+SHORT: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 4096}
+
+
 def large(report: Report, card: Card) -> None:
-    settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
-    with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+    large_today(report, card)
+    release()  # after the function, which holds the runtime
+    decode_untimed(report, QWEN3_8B, card, "rows", (32, 64), **LONG)
+
+
+def large_today(report: Report, card: Card) -> None:
+    with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **LONG) as runtime:
         decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
         prefill(report, runtime, QWEN3_8B, card)
         for batch in (1, 64):
@@ -299,7 +324,13 @@ def large(report: Report, card: Card) -> None:
 
 
 def small(report: Report, card: Card) -> None:
-    with opened(SMALL, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=4096) as runtime:
+    small_today(report, card)
+    release()
+    decode_untimed(report, SMALL, card, "rows", (32, 64), **SHORT)
+
+
+def small_today(report: Report, card: Card) -> None:
+    with opened(SMALL, graph_batch_sizes=(1, 16, 64), **SHORT) as runtime:
         decode(report, runtime, SMALL, card, {1: None, 16: None, 64: 1.6})
         skewed(report, runtime, SMALL, card, 64, 3584)
         decode_kernels(report, runtime, SMALL, 64)

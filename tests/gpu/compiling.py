@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -32,12 +32,12 @@ from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights, part_of
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
-from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
+from petiole.gpu_worker.models.plan import DeltaNet, FeedForward, Norm, Router
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, norms as fused_norms, routing
-from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped
+from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped, settled
 from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
@@ -125,8 +125,9 @@ def main() -> None:
     compiling, run = Compiling(), JITFunction.run
     driver.set_active(compiling.card)
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
-    for module in (layers, decode):
+    for module in (layers, decode, settled):
         module.overlapped = compiling.overlapped
+    decode.capability = lambda place: divmod(compiling.card.architecture, 10)
     variants = FEW if options.few else VARIANTS
     found = {one: compiling.of(one, variants) for one in options.architectures or ARCHITECTURES}
     every = {one: {name: asdict(kernel) for name, kernel in kernels.items()} for one, kernels in found.items()}
@@ -304,6 +305,30 @@ def added(hidden: int, inner: int) -> None:
     decode.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
+def settled_layer(rows: int, hidden: int, inner: int, blocks: settled.Blocks | None = None) -> dict[str, Any]:
+    """The four products of a layer with 4096 or 2048 outputs of attention, and the kernel between them."""
+    blocks = settled.blocks_for(torch.device("cpu")) if blocks is None else blocks
+    x, wide, mixed = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (hidden, inner, max(hidden, 2048)))
+    outputs = mixed.shape[1]
+    return {
+        "gated": lambda: settled.product(x, dense(2 * inner, hidden), blocks, FeedForward(inner)),
+        "down": lambda: settled.shares([(wide, dense(hidden, inner))], blocks),
+        "qkv": lambda: settled.product(x, dense(outputs + 2048, hidden), blocks),
+        "out": lambda: settled.shares([(mixed, dense(hidden, outputs))], blocks),
+    }
+
+
+def settled_norms(kind: Literal["rms", "layer"], behind: bool) -> None:
+    """Of the 8B's four shares: the norm that follows, or also one behind them, with biases."""
+    biased = kind == "layer"
+    weight, bias = (torch.empty(4096, dtype=torch.bfloat16) for _ in range(2))
+    norm = settled.SettledNorm(Norm(kind, bias=biased), NormWeights(weight, bias if biased else None))
+    x = torch.empty((64, 4096), dtype=torch.bfloat16)
+    sums = torch.empty((4, 64, 4096), dtype=torch.float32)
+    added = settled.Shares(sums, (bias,) if biased else (), norm=norm if behind else None)
+    settled.settle(x, added, norm)
+
+
 def coded(form: CodeLayout, rows: int) -> None:
     weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
     weight = weight.put_in_runs() if form.table else weight
@@ -374,6 +399,22 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "added, 1024": lambda: added(1024, 3072),
     "added, 4096": lambda: added(4096, 12_288),
     **{
+        f"settled {part}, {hidden}, {rows} rows": lambda r=rows, h=hidden, i=inner, p=part: settled_layer(r, h, i)[
+            p
+        ]()
+        for hidden, inner in ((4096, 12_288), (1024, 3072))
+        for rows in (16, 64)
+        for part in ("gated", "down", "qkv", "out")
+    },
+    **{
+        f"settled {part}, {name}": lambda b=blocks, p=part: settled_layer(64, 4096, 12_288, b)[p]()
+        for name, blocks in settled.BLOCKS.items()
+        for part in ("gated", "down")
+    },
+    "rms": lambda: settled_norms("rms", behind=False),
+    "layer, with biases": lambda: settled_norms("layer", behind=False),
+    "rms, and behind": lambda: settled_norms("rms", behind=True),
+    **{
         f"{name}, {rows} rows": lambda f=form, n=rows: coded(f, n)
         for name, form in CODED.items()
         for rows in (1, 64, 300)
@@ -404,6 +445,10 @@ FEW = (
     "normed, 1024",
     "gated, 4096",
     "added, 4096",
+    "settled gated, 4096, 64 rows",
+    "settled down, 4096, 64 rows",
+    "settled qkv, 1024, 16 rows",
+    "layer, with biases",
     "int4, 1 rows",
     "int4, 64 rows",
     "int8, 300 rows",

@@ -20,8 +20,8 @@ are hidden states. The output head is applied to them after the graph, because m
     inputs    a  b  c  d  p  e  f  .  .                         a to f: of prompts
     outputs            3  4     6                               hidden states, put together
 
-A small batch is captured twice, with the usual kernels and with `linear.decode`. The quicker graph is kept; which
-one that is depends on the card and the shape.
+A small batch is captured twice, with the usual kernels and with fused products (`linear.decode`, and by the switch
+`untimed` `linear.settled`). The quicker graph is kept; which one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
 outputs that outlive a replay are copied out.
@@ -61,7 +61,7 @@ from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
-from petiole.gpu_worker.runtime.cuda.supported import FUSED
+from petiole.gpu_worker.runtime.cuda.supported import FUSED, SETTLED, tried
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array, Int64Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
@@ -71,14 +71,14 @@ from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_al
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.02
-"""The part of a step's time by which `linear.decode` must be quicker, so that chance does not choose between
+"""The part of a step's time by which fused products must be quicker, so that chance does not choose between
 equals."""
 
 ROUNDS, REPLAYS = 4, 10
 """How often a step is timed, and how many replays each time takes."""
 
 FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, KernelLinear})
-"""The parts in whose place `linear.decode` computes, or which it calls. See `models.fast_paths`."""
+"""The parts in whose place fused products compute, or which they call. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
 _OF, _COPIES = 10, 11  # see `StatesOnCuda`
@@ -152,7 +152,7 @@ class Graphs:
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every shape, the largest first, so that the memory pool grows only once.
 
-        `fused`: number of positions -> whether `linear.decode` is quicker. The first slot fills it in, so that
+        `fused`: number of positions -> whether fused products are quicker. The first slot fills it in, so that
         both slots compute alike."""
         usual = self._decoder.forward
         for shape in reversed(self._shapes):
@@ -241,7 +241,20 @@ class Graphs:
             return
         if self._decoder.value_tokens is not None:
             self._buffers.values[:n].copy_(made_of_all(cast(ValuedDecoder, self._decoder), hidden))
-        self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
+        self._write_logits(hidden, self._buffers.logits[:n], fused=layers != self._decoder.forward)
+
+    def _write_logits(self, hidden: Tensor, logits: Tensor, fused: bool) -> None:
+        """In place, if they are a plain product."""
+        decoder, head = self._decoder, self._decoder.head
+        changed = decoder.plan.logits_factor != 1.0 or decoder.plan.logits_softcap
+        if not isinstance(head, DenseLinear) or changed:
+            logits.copy_(decoder.head_output(hidden))
+        elif fused and tried("rows"):
+            from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+
+            settled.write_product(decoder.normed(hidden), head, logits)
+        else:
+            head.write(decoder.normed(hidden), logits)
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""
@@ -372,13 +385,15 @@ def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """`linear.decode` for a step of `n` positions; None if it cannot compute this model or that many
-    positions."""
-    from petiole.gpu_worker.runtime.cuda.fused.linear import decode
+    """Fused products for a step of `n` positions: `linear.decode`, or `linear.settled` where only that can compute
+    this model or that many positions; None if neither can."""
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, settled
 
-    known = supports(decoder, FUSED, FUSED_PARTS).reason is None
-    fits = known and n <= decode.MOST_ROWS and decode.fits(decoder)
-    return partial(decode.forward, decoder) if fits else None
+    ways = [(decode, FUSED), *([(settled, SETTLED)] if tried("rows") else [])]
+    for way, values in ways:
+        if n <= way.MOST_ROWS and supports(decoder, values, FUSED_PARTS).reason is None and way.fits(decoder):
+            return partial(way.forward, decoder)
+    return None
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:

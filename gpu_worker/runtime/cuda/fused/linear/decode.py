@@ -39,6 +39,7 @@ from petiole.gpu_worker.models.weights.stacked import outputs_of
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear import coded, dense
 from petiole.gpu_worker.runtime.cuda.supported import tried
+from petiole.gpu_worker.runtime.device.cuda import capability
 
 MOST_ROWS = 16
 
@@ -63,6 +64,11 @@ NARROW = Block(16, 512, 4, 2, 1024)
 NARROW_HALF = Block(16, 256, 6, 2, 1024)
 """The same for inputs that do not divide into whole blocks. All three are the quickest of 58 that were tried on an
 H100."""
+
+
+def has_small_memory(place: torch.device) -> bool:
+    """Whether a block of this card has only 99 KiB of shared memory, as on compute capabilities 8.6 and 8.9."""
+    return capability(place) not in ((0, 0), (8, 0), (9, 0))
 
 
 def fits(decoder: Decoder) -> bool:
@@ -199,6 +205,7 @@ def _launch(
     n, (outputs, inputs) = len(rows), weight.shape
     if inputs % block.inputs:
         block = NARROW_HALF
+    stages = min(block.stages, 5) if has_small_memory(rows.device) else block.stages
     dense.product[(outputs // block.outputs,)](
         rows,
         weight,
@@ -228,7 +235,7 @@ def _launch(
         EARLY=block.early,
         SHARES=1,
         num_warps=block.warps,
-        num_stages=block.stages,
+        num_stages=stages,
         **overlapped(rows),
     )
 

@@ -1,7 +1,7 @@
 """The product of a few rows with dense weights, and what precedes and follows it (`ends`), in one launch.
 
-Weights are the left operand of the tensor cores, and the rows, padded, the right one. From 64 outputs on, these are
-the warp groups' instructions on Hopper.
+Weights are the left operand of the tensor cores, and the rows, padded, the right one. A block of 64 outputs and
+more is for the instructions of Hopper's warp groups.
 """
 
 # ruff: noqa: N803
@@ -52,8 +52,8 @@ def product(
     EARLY: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    """SHARES: the inputs are cut into so many parts, of which each program sums one: `y_share` numbers apart, y has
-    a sum for each."""
+    """SHARES: the inputs are cut into so many parts, of which each program sums one. y has a result for each part,
+    `y_share` numbers apart."""
     row, k = tl.arange(0, ROWS), tl.arange(0, INPUTS)
     output = outputs_of(width, GATED, OUTPUTS)
     weights = weight + output.to(tl.int64) * inputs

@@ -10,9 +10,9 @@ that are added to the residual may be cut along their inputs, because that kerne
     settle, a block a row:    y = the sum of the shares, + biases;  y = norm behind the product(y), if there is one
                               residual += factor * y;  inputs of the next products = next norms(residual)
 
-Of parallel branches, both products leave their shares to one settle. A product that writes its results computes
-as many outputs as there are multiprocessors for. One that leaves shares computes more outputs of fewer inputs: each
-program reads all rows, and with 64 rows and few outputs it would read more bytes of rows than of weights.
+Of parallel branches, both products leave their shares to one settle. Each program reads all rows. With 64 rows it
+would read more bytes of rows than of weights if it computed few outputs of all inputs, so it computes more outputs
+of fewer inputs.
 
 While a settle runs, the programs of the next product are there already (programmatic dependent launch) and have
 asked for their first weights.
@@ -41,45 +41,50 @@ from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear import dense
-from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block
-from petiole.gpu_worker.runtime.device.cuda import capability
+from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block, has_small_memory
 
-MOST_ROWS = 64
+FEW_ROWS, MOST_ROWS = 16, 64
+"""Rows are padded to one of these, and a row's bits are the same beside any others up to it."""
 
 
 class Blocks(NamedTuple):
-    """How a model's products are cut. wide: of products that write their results; deep: of those that leave
-    shares. Both compute fewer outputs, or fewer inputs at a time, where a weight does not divide into whole
-    blocks. Shares are added until there are `PROGRAMS`, and at most `MOST_SHARES`."""
+    """What programs compute at a time: `wide` in products that write their results, or `narrow` if these have few
+    outputs; `deep` in products that leave shares."""
 
     wide: Block
+    narrow: Block
     deep: Block
 
 
-PROGRAMS, MOST_SHARES, LEAST_INPUTS = 128, 8, 256
-"""LEAST_INPUTS: of a share."""
+_NARROW = Block(64, 128, 3, 4, 512)
 
 BLOCKS: dict[str, Blocks] = {
-    "64 outputs": Blocks(Block(64, 128, 4, 4, 512), Block(64, 128, 4, 4, 512)),
-    "128 in shares": Blocks(Block(64, 128, 4, 4, 512), Block(128, 64, 6, 4, 512)),
-    "128 outputs": Blocks(Block(128, 64, 6, 4, 512), Block(128, 64, 6, 4, 512)),
-    "128 by 128": Blocks(Block(64, 128, 4, 4, 512), Block(128, 128, 4, 8, 512)),
-    "small": Blocks(Block(64, 64, 5, 4, 256), Block(64, 64, 5, 4, 256)),
+    "64 outputs": Blocks(_NARROW, _NARROW, _NARROW),
+    "128 outputs": Blocks(Block(128, 64, 4, 4, 512), _NARROW, Block(128, 64, 4, 4, 512)),
+    "128 by 128": Blocks(Block(128, 128, 3, 8, 512), _NARROW, Block(128, 128, 3, 8, 512)),
+    "256 outputs": Blocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
+    "small": Blocks(*[Block(64, 64, 5, 4, 256)] * 3),
 }
-"""Candidates, which no card has timed: `bench.gpu --only layers` measures all. "small" fits into the 99 KiB of
-shared memory that a block has on cards of the compute capabilities 8.6 and 8.9."""
+"""Candidates, which no card has timed: `bench.gpu --only layers` measures them. Two blocks of up to 113 KiB, of
+one kernel and of the next, lie in a multiprocessor's shared memory together. "small" fits into the 99 KiB of a
+block on cards of the compute capabilities 8.6 and 8.9."""
+
+PROGRAMS, MOST_SHARES, LEAST_INPUTS = 64, 8, 256
+"""A product has at least so many programs if it can: its blocks are narrow, or there are more shares, of at least
+so many inputs."""
 
 _LEAST = 64
-"""The outputs of the smallest block, and its inputs."""
+"""The outputs and the inputs of the smallest block. With fewer outputs, the tensor cores' instructions for warp
+groups do not fit."""
 
 
 def blocks_for(device: torch.device) -> Blocks:
-    return BLOCKS["128 in shares" if capability(device) in ((0, 0), (8, 0), (9, 0)) else "small"]
+    return BLOCKS["small" if has_small_memory(device) else "128 outputs"]
 
 
 def fits(decoder: Decoder) -> bool:
-    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks. Parallel branches may have
-    no norms behind them."""
+    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks. Parallel branches have no
+    norms behind them."""
     layers = [*zip(decoder.plan.layers, decoder.layers, strict=True)]
     return (
         decoder.dtype == torch.bfloat16
@@ -87,13 +92,18 @@ def fits(decoder: Decoder) -> bool:
             plan.parallel and (plan.mixer_out_norm or plan.feed_forward_out_norm) is not None for plan, _ in layers
         )
         and all(
-            isinstance(linear, DenseLinear)
-            and linear.weight.is_contiguous()
-            and linear.weight.shape[0] % _LEAST == linear.weight.shape[1] % _LEAST == 0
+            in_whole_blocks(linear)
             for _, layer in layers
             for linear in (layer.attention.qkv, layer.attention.out, layer.dense.gate_up, layer.dense.down)
         )
     )
+
+
+def in_whole_blocks(linear: Linear) -> bool:
+    if not isinstance(linear, DenseLinear):
+        return False
+    weight = linear.weight
+    return weight.is_contiguous() and weight.shape[0] % _LEAST == weight.shape[1] % _LEAST == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +116,8 @@ class SettledNorm:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What is to be added to the residual, times `factor`, behind a norm if there is one. sums: float32 [shares, T,
-    hidden]; biases: of at most two products."""
+    """What is to be added to the residual: the sum of `sums`, float32 [shares, T, hidden], and of the biases of at
+    most two products, behind a norm if there is one, times `factor`."""
 
     sums: Tensor
     biases: tuple[Tensor, ...]
@@ -124,17 +134,25 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | No
     feeding = [_known(plan.feed_forward_norm, layer.feed_forward_norm) for plan, layer in layers]
     x, y = settle(hidden, None, *_first_norms(decoder, 0, mixing, feeding))
     for i, (plan, layer) in enumerate(layers):
-        mixed = decoder.attend(i, product(x, layer.attention.qkv, blocks.wide), step)
+        mixed = decoder.attend(i, product(x, layer.attention.qkv, blocks), step)
         to_add: list[tuple[Tensor, Linear]] = [(mixed, layer.attention.out)]
         if not plan.parallel:
             norm = _known(plan.mixer_out_norm, layer.mixer_out_norm)
-            y, _ = settle(hidden, shares(to_add, blocks.deep, plan.residual, norm), feeding[i])
+            y, _ = settle(hidden, shares(to_add, blocks, plan.residual, norm), feeding[i])
             to_add = []
-        to_add.append((product(y, layer.dense.gate_up, blocks.wide, plan.dense), layer.dense.down))
+        to_add.append((product(y, layer.dense.gate_up, blocks, plan.dense), layer.dense.down))
         norm = _known(plan.feed_forward_out_norm, layer.feed_forward_out_norm)
         after = _first_norms(decoder, i + 1, mixing, feeding)
-        x, y = settle(hidden, shares(to_add, blocks.deep, plan.residual, norm), *after)
+        x, y = settle(hidden, shares(to_add, blocks, plan.residual, norm), *after)
     return hidden
+
+
+def write_product(x: Tensor, linear: DenseLinear, out: Tensor) -> None:
+    """out = linear(x); by torch if there are too many rows, or if the weight is not in whole blocks."""
+    if len(x) <= MOST_ROWS and in_whole_blocks(linear):
+        product(x, linear, blocks_for(x.device), out=out)
+    else:
+        linear.write(x, out)
 
 
 def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None:
@@ -145,29 +163,32 @@ def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None
 def _first_norms(
     decoder: Decoder, i: int, mixing: list[SettledNorm | None], feeding: list[SettledNorm | None]
 ) -> tuple[SettledNorm | None, SettledNorm | None]:
-    """The norms of what layer i reads at its beginning: its mixer, and a feed-forward in parallel that has its own.
-    None after the last layer."""
+    """The norms of what layer i reads at its beginning: of its mixer, and of a feed-forward in parallel that has
+    its own. None after the last layer."""
     if i == len(mixing):
         return None, None
     return mixing[i], feeding[i] if decoder.plan.layers[i].parallel else None
 
 
-def product(x: Tensor, linear: Linear, block: Block, activation: FeedForward | None = None) -> Tensor:
+def product(
+    x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None, out: Tensor | None = None
+) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
-    products, if `activation` is one."""
+    products, if `activation` is one. out: where the results go, instead of new memory."""
     outputs = _dense(linear).weight.shape[0]
     gated = activation is not None and activation.gated
-    y = x.new_empty((len(x), outputs // 2 if gated else outputs))
+    y = x.new_empty((len(x), outputs // 2 if gated else outputs)) if out is None else out
     act = "none" if activation is None else activation.activation
-    _launch(_cut(linear, block)[0], 1, x, _dense(linear), y, 0, act, gated)
+    block = blocks.wide if outputs // blocks.wide.outputs >= PROGRAMS else blocks.narrow
+    _launch(_whole(linear, block), 1, x, _dense(linear), y, 0, act, gated)
     return y
 
 
 def shares(
-    products: Sequence[tuple[Tensor, Linear]], block: Block, factor: float = 1.0, norm: SettledNorm | None = None
+    products: Sequence[tuple[Tensor, Linear]], blocks: Blocks, factor: float = 1.0, norm: SettledNorm | None = None
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
-    cuts = [_cut(linear, block) for _, linear in products]
+    cuts = [_cut(linear, blocks.deep) for _, linear in products]
     (x, linear), *_ = products
     sums = x.new_empty((sum(n for _, n in cuts), len(x), _dense(linear).weight.shape[0]), dtype=torch.float32)
     first = 0
@@ -184,20 +205,22 @@ def _dense(linear: Linear) -> DenseLinear:
     return linear
 
 
-def _cut(linear: Linear, block: Block) -> tuple[Block, int]:
-    """The block that divides a weight, and how many shares it leaves: by the weight's sizes alone."""
+def _whole(linear: Linear, block: Block) -> Block:
+    """The block, made smaller so that it divides the weight."""
     outputs, inputs = _dense(linear).weight.shape
     while outputs % block.outputs:
-        block = block._replace(outputs=block.outputs // 2)
+        block = block._replace(outputs=block.outputs // 2, warps=max(4, block.warps // 2))
     while inputs % block.inputs:
         block = block._replace(inputs=block.inputs // 2)
-    n = 1
-    while (
-        outputs // block.outputs * n < PROGRAMS
-        and n < MOST_SHARES
-        and inputs % (2 * n * block.inputs) == 0
-        and inputs // (2 * n) >= LEAST_INPUTS
-    ):
+    return block
+
+
+def _cut(linear: Linear, block: Block) -> tuple[Block, int]:
+    """The block, and the number of shares: by the weight's sizes alone."""
+    block, (outputs, inputs), n = _whole(linear, block), _dense(linear).weight.shape, 1
+    while n < MOST_SHARES and n * (outputs // block.outputs) < 2 * PROGRAMS:
+        if inputs % (2 * n * block.inputs) or inputs // (2 * n) < LEAST_INPUTS:
+            break
         n *= 2
     return block, n
 
@@ -239,11 +262,11 @@ def _launch(
         GATED=gated,
         ADDED=False,
         BIASED=bias is not None,
-        ROWS=max(16, triton.next_power_of_2(n)),
+        ROWS=FEW_ROWS if n <= FEW_ROWS else MOST_ROWS,
         OUTPUTS=block.outputs,
         INPUTS=block.inputs,
         BLOCKS=1,
-        EARLY=min(block.early, inputs // n_shares),
+        EARLY=min(block.early, 1 << (inputs // n_shares).bit_length() - 1),
         SHARES=n_shares,
         num_warps=block.warps,
         num_stages=block.stages,
