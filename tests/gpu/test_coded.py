@@ -120,7 +120,7 @@ def test_many_rows_share_out_the_inputs(name, rows, outputs, inputs):
 @pytest.mark.parametrize("name", some(["mxfp4", "fp8"], short=1))
 def test_widest_products(name, monkeypatch):
     """Blocks of 64 and 128 outputs."""
-    monkeypatch.setattr(coded, "BLOCKS", dict.fromkeys(coded.BLOCKS, coded.BLOCKS["of 64"]))
+    monkeypatch.setattr(coded, "BLOCKS", dict.fromkeys(coded.BLOCKS, coded.BLOCKS["wide"]))
     one = linear(name, 128, 512)
     for rows in (3, 12, 33):
         x = normal(rows, 512)

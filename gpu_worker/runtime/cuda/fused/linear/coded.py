@@ -64,10 +64,10 @@ class CodedBlock(NamedTuple):
 NARROW = 16
 """Outputs of the smallest block."""
 
-BLOCKS: dict[str, tuple[CodedBlock, ...]] = {
-    "of 16": (CodedBlock(16, 8, 5), CodedBlock(16, 16, 4)),
-    "of 32": (CodedBlock(32, 8, 4), CodedBlock(32, 16, 4), CodedBlock(64, 64, 4, 1)),
-    "of 64": (CodedBlock(64, 8, 4), CodedBlock(64, 16, 3), CodedBlock(128, 64, 4, 1, 8)),
+BLOCKS: dict[str, tuple[CodedBlock, CodedBlock, CodedBlock]] = {
+    "narrow": (CodedBlock(16, 8, 5), CodedBlock(16, 16, 4), CodedBlock(64, 64, 3, 1)),
+    "middle": (CodedBlock(32, 8, 4), CodedBlock(32, 16, 4), CodedBlock(64, 64, 4, 1)),
+    "wide": (CodedBlock(64, 8, 4), CodedBlock(64, 16, 3), CodedBlock(128, 64, 4, 1, 8)),
 }
 """Candidates, which no card has timed: `bench.gpu --only codes` measures all. Of each, the block for up to 8 rows,
 for up to 16 and for more. Slices are the same for all up to 16 rows, because the order of sums depends on them."""
@@ -102,12 +102,11 @@ def block_for(rows: int, outputs: int) -> CodedBlock:
     """By these numbers alone."""
     many = outputs >= 8192
     if rows > 16:
-        found = BLOCKS["of 64" if many else "of 32"][2]
-        found = found._replace(rows=max(32, triton.next_power_of_2(rows)))
+        found = BLOCKS["wide" if many else "middle"][2]
     elif rows > 8:
-        found = BLOCKS["of 64" if many else "of 32"][1]
+        found = BLOCKS["wide" if many else "middle"][1]
     else:
-        found = BLOCKS["of 32" if many else "of 16"][0]
+        found = BLOCKS["middle" if many else "narrow"][0]
     while outputs % found.outputs:
         found = found._replace(outputs=found.outputs // 2)
     return found if found.outputs > 64 else found._replace(warps=4)

@@ -39,9 +39,11 @@ from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
+from petiole.gpu_worker.models.weights.stacked import outputs_of
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
-from petiole.gpu_worker.runtime.cuda.fused.linear import dense
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, dense
 from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block, has_small_memory
+from petiole.gpu_worker.runtime.cuda.supported import tried
 
 FEW_ROWS, MOST_ROWS = 16, 64
 """Rows are padded to one of these, and a row's bits are the same beside any others up to it."""
@@ -83,7 +85,7 @@ def blocks_for(device: torch.device) -> Blocks:
 
 
 def fits(decoder: Decoder) -> bool:
-    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks. Parallel branches have no
+    """Whether `forward` can compute this model: bfloat16, with weights in whole blocks. Parallel branches have no
     norms behind them."""
     layers = [*zip(decoder.plan.layers, decoder.layers, strict=True)]
     return (
@@ -101,7 +103,7 @@ def fits(decoder: Decoder) -> bool:
 
 def in_whole_blocks(linear: Linear) -> bool:
     if not isinstance(linear, DenseLinear):
-        return False
+        return tried("codes") and coded.weight_of(linear) is not None and outputs_of(linear) % _LEAST == 0
     weight = linear.weight
     return weight.is_contiguous() and weight.shape[0] % _LEAST == weight.shape[1] % _LEAST == 0
 
@@ -175,10 +177,13 @@ def product(
 ) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
     products, if `activation` is one. out: where the results go, instead of new memory."""
-    outputs = _dense(linear).weight.shape[0]
+    outputs, codes = outputs_of(linear), coded.weight_of(linear)
     gated = activation is not None and activation.gated
     y = x.new_empty((len(x), outputs // 2 if gated else outputs)) if out is None else out
     act = "none" if activation is None else activation.activation
+    if codes is not None:
+        coded.launch(coded.block_for(len(x), outputs), x, *codes, y, activation=act, gated=gated)
+        return y
     block = blocks.wide if outputs // blocks.wide.outputs >= PROGRAMS else blocks.narrow
     _launch(_whole(linear, block), 1, x, _dense(linear), y, 0, act, gated)
     return y
@@ -188,16 +193,25 @@ def shares(
     products: Sequence[tuple[Tensor, Linear]], blocks: Blocks, factor: float = 1.0, norm: SettledNorm | None = None
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
-    cuts = [_cut(linear, blocks.deep) for _, linear in products]
+    cuts = [_cut(linear, blocks.deep, len(x)) for x, linear in products]
     (x, linear), *_ = products
-    sums = x.new_empty((sum(n for _, n in cuts), len(x), _dense(linear).weight.shape[0]), dtype=torch.float32)
+    sums = x.new_empty((sum(n for _, n in cuts), len(x), outputs_of(linear)), dtype=torch.float32)
     first = 0
     for (x, linear), (own, n) in zip(products, cuts, strict=True):
-        without_bias = DenseLinear(_dense(linear).weight)
-        _launch(own, n, x, without_bias, sums[first], sums.stride(0), "none", gated=False)
+        codes = coded.weight_of(linear)
+        if codes is not None and isinstance(own, coded.CodedBlock):
+            coded.launch(own, x, codes[0], None, sums[first], shares=n)
+        elif isinstance(own, Block):
+            without_bias = DenseLinear(_dense(linear).weight)
+            _launch(own, n, x, without_bias, sums[first], sums.stride(0), "none", gated=False)
         first += n
-    biases = tuple(bias for _, linear in products if (bias := _dense(linear).bias) is not None)
+    biases = tuple(bias for _, linear in products if (bias := _bias(linear)) is not None)
     return Shares(sums, biases, factor, norm)
+
+
+def _bias(linear: Linear) -> Tensor | None:
+    codes = coded.weight_of(linear)
+    return _dense(linear).bias if codes is None else codes[1]
 
 
 def _dense(linear: Linear) -> DenseLinear:
@@ -215,8 +229,12 @@ def _whole(linear: Linear, block: Block) -> Block:
     return block
 
 
-def _cut(linear: Linear, block: Block) -> tuple[Block, int]:
+def _cut(linear: Linear, block: Block, rows: int) -> tuple[Block | coded.CodedBlock, int]:
     """The block, and the number of shares: by the weight's sizes alone."""
+    codes = coded.weight_of(linear)
+    if codes is not None:
+        of_codes = coded.block_for(rows, codes[0].form.outputs)
+        return of_codes, coded.shares_for(of_codes, codes[0].form)
     block, (outputs, inputs), n = _whole(linear, block), _dense(linear).weight.shape, 1
     while n < MOST_SHARES and n * (outputs // block.outputs) < 2 * PROGRAMS:
         if inputs % (2 * n * block.inputs) or inputs // (2 * n) < LEAST_INPUTS:
