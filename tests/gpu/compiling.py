@@ -53,12 +53,14 @@ ARCHITECTURES = (80, 86, 89, 90)
 @dataclass
 class Loop:
     """What one iteration of a kernel's innermost loop does. products: instructions of the tensor cores; waits: for
-    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a thread."""
+    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a thread; copies: those of them that
+    go to shared memory."""
 
     products: int
     waits: int
     barriers: int
     narrow: int
+    copies: int
 
 
 @dataclass
@@ -127,7 +129,7 @@ def main() -> None:
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
     for module in (layers, decode, settled, fused_codes):
         module.overlapped = compiling.overlapped
-    decode.capability = lambda place: divmod(compiling.card.architecture, 10)
+    layers.capability = lambda place: divmod(compiling.card.architecture, 10)
     variants = FEW if options.few else VARIANTS
     found = {one: compiling.of(one, variants) for one in options.architectures or ARCHITECTURES}
     every = {one: {name: asdict(kernel) for name, kernel in kernels.items()} for one, kernels in found.items()}
@@ -161,12 +163,13 @@ def loops(lines: list[tuple[str, str]]) -> Iterator[Loop]:
         if any((a, b) != (first, last) and first <= a and b <= last for a, b in back):
             continue
         inside = [line for _, line in lines[first : last + 1]]
-        read = [line for line in inside if re.search(READ, line)]
+        narrow = [line for line in inside if re.search(READ, line) and not re.search(r"\.128\b", line)]
         yield Loop(
             products=sum(bool(re.search(PRODUCT, line)) for line in inside),
             waits=sum(bool(re.search(r"\bDEPBAR\.LE|\bWARPGROUP\.DEPBAR", line)) for line in inside),
             barriers=sum(bool(re.search(r"\bBAR\.", line)) for line in inside),
-            narrow=sum(not re.search(r"\.128\b", line) for line in read),
+            narrow=len(narrow),
+            copies=sum("LDGSTS" in line for line in narrow),
         )
 
 

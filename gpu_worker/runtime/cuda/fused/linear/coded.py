@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, Linear
 from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
-from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+from petiole.gpu_worker.runtime.cuda.fused.layers import has_small_memory, overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear.codes import (
     CodedWeight,
     assembly,
@@ -125,6 +125,16 @@ def shares_for(block: CodedBlock, form: CodeLayout) -> int:
     return n
 
 
+def _stages(block: CodedBlock, form: CodeLayout, *, small: bool) -> int:
+    """Those of the block, or as many as fit: into 99 KiB, or twice into a multiprocessor of Hopper."""
+    rows = 2 * block.slices * TILE * block.rows
+    codes = block.slices * block.outputs * TILE * form.bits // 8
+    room, n = (96 if small else 112) << 10, block.stages
+    while n > 2 and (n - 1) * (rows + codes) + rows * (block.slices == 1) > room:
+        n -= 1
+    return n
+
+
 def multiply(x: Tensor, weight: Coded, bias: Tensor | None, block: CodedBlock | None = None) -> Tensor:
     """x [T, in], T up to `MOST_ROWS`, of a form that is `known` -> [T, out]."""
     outputs = weight.form.outputs
@@ -137,7 +147,7 @@ def multiply(x: Tensor, weight: Coded, bias: Tensor | None, block: CodedBlock | 
     parts = torch.empty((n, *y.shape), dtype=torch.float32, device=x.device)
     launch(block, x, weight, None, parts[0], shares=n)
     size = 1024 if outputs % 1024 == 0 else NARROW
-    _add_shares[(len(x), outputs // size)](
+    _add_parts[(len(x), outputs // size)](
         parts, y if bias is None else bias, y, y.numel(), outputs, SHARES=n, BIASED=bias is not None, BLOCK=size,
         num_warps=4, **overlapped(x),
     )  # fmt: skip
@@ -204,14 +214,15 @@ def launch(
         SHARES=shares,
         ASSEMBLY=assembly(stored.kind, x.dtype) or assembly_of_bytes(stored.kind, x.dtype),
         num_warps=block.warps,
-        num_stages=block.stages,
+        maxnreg=None if block.warps == 4 else 128,  # else a multiprocessor holds one block
+        num_stages=_stages(block, form, small=has_small_memory(x.device)),
         **stored.constants,
         **overlapped(x),
     )
 
 
 @triton.jit(do_not_specialize=["n"])
-def _add_shares(
+def _add_parts(
     parts,
     bias,
     y,

@@ -36,10 +36,9 @@ from petiole.gpu_worker.models.parts.norms import NormWeights, weight_of
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.models.weights.stacked import outputs_of
-from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+from petiole.gpu_worker.runtime.cuda.fused.layers import has_small_memory, overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear import coded, dense
 from petiole.gpu_worker.runtime.cuda.supported import tried
-from petiole.gpu_worker.runtime.device.cuda import capability
 
 MOST_ROWS = 16
 
@@ -64,11 +63,6 @@ NARROW = Block(16, 512, 4, 2, 1024)
 NARROW_HALF = Block(16, 256, 6, 2, 1024)
 """The same for inputs that do not divide into whole blocks. All three are the quickest of 58 that were tried on an
 H100."""
-
-
-def has_small_memory(place: torch.device) -> bool:
-    """Whether a block of this card has only 99 KiB of shared memory, as on compute capabilities 8.6 and 8.9."""
-    return capability(place) not in ((0, 0), (8, 0), (9, 0))
 
 
 def fits(decoder: Decoder) -> bool:

@@ -40,9 +40,9 @@ from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.models.weights.stacked import outputs_of
-from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+from petiole.gpu_worker.runtime.cuda.fused.layers import has_small_memory, overlapped
 from petiole.gpu_worker.runtime.cuda.fused.linear import coded, dense
-from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block, has_small_memory
+from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block
 from petiole.gpu_worker.runtime.cuda.supported import tried
 
 FEW_ROWS, MOST_ROWS = 16, 64
