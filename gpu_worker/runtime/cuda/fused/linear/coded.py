@@ -214,7 +214,6 @@ def launch(
         SHARES=shares,
         ASSEMBLY=assembly(stored.kind, x.dtype) or assembly_of_bytes(stored.kind, x.dtype),
         num_warps=block.warps,
-        maxnreg=None if block.warps == 4 else 128,  # else a multiprocessor holds one block
         num_stages=_stages(block, form, small=has_small_memory(x.device)),
         **stored.constants,
         **overlapped(x),
