@@ -160,7 +160,9 @@ def ways(kind: str, rows: int, outputs: int) -> dict[str, Multiply]:
         return lambda x, weight: fused_codes.multiply(x, tiled(weight), None, block)
 
     with_torch = kind == "fp8"
-    found: dict[str, Multiply] = {"today's": in_eight_bits if with_torch else lambda x, w: grouped.multiply(x, w, None)}
+    found: dict[str, Multiply] = {
+        "today's": in_eight_bits if with_torch else lambda x, w: grouped.multiply(x, w, None)
+    }
     if rows > fused_codes.MOST_ROWS:
         return found
     usual = fused_codes.block_for(rows, outputs)

@@ -1,5 +1,5 @@
-"""Products in four bits by humming-kernels, a peer where it is installed (`pip install humming-kernels`). It compiles
-a kernel for each shape and number of rows at the first call, with nvcc or NVRTC."""
+"""Products in four bits by humming-kernels, a peer where it is installed (`pip install humming-kernels`). At the first
+call it compiles a kernel for each shape and number of rows, with nvcc or NVRTC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def products(outputs: int, inputs: int, rows: int, n: int) -> list[Callable[[Ten
     found: list[Callable[[Tensor], Tensor]] = []
     for _ in range(n):
         form = {"dtype": "int4", "group_size": GROUP}
-        layer = HummingLayer(shape_n=outputs, shape_k=inputs, weight_config=form, torch_dtype=torch.bfloat16).cuda()
+        layer = HummingLayer(
+            shape_n=outputs, shape_k=inputs, weight_config=form, torch_dtype=torch.bfloat16
+        ).cuda()
         layer.load_from_unquantized(torch.randn((outputs, inputs), dtype=torch.bfloat16, device="cuda"))
         layer.transform()
         found.append(partial(layer, tuning_config=get_heuristics_config(layer.humming_config, rows)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.graphs import Layers
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
+from petiole.gpu_worker.runtime.step.sampling import likeliest
+
+if TYPE_CHECKING:
+    from petiole.gpu_worker.runtime.cuda.fused.linear import settled
 
 LAYERS = 8
 """One after another, so that no layer finds its weights in the card's cache."""
@@ -78,13 +82,16 @@ def layering(report: Report, card: Card) -> None:
                 )
         head, bytes_of_head = cast(DenseLinear, decoder.head), 2 * shape.vocab_size * shape.hidden_size
         for batch in (1, 16, 64):
-            writes: dict[str, Callable[[Tensor, Tensor], None]] = {
-                "usual kernels": head.write,
-                "settled products": partial(_write, head),
+            writes: dict[str, Callable[[Tensor, Tensor], object]] = {
+                "usual kernels": partial(_write_usually, head),
+                **{
+                    f"settled products, {name}": partial(_write, head, blocks)
+                    for name, blocks in candidates.items()
+                },
             }
             for name, write in writes.items():
                 report.add(
-                    f"{shape.name}: the head, batch {batch}, {name}",
+                    f"{shape.name}: the head with its likeliest tokens, batch {batch}, {name}",
                     head_seconds(write, batch, head) * 1e6,
                     "us",
                     floor=bytes_of_head / card.bandwidth * 1e6,
@@ -94,13 +101,18 @@ def layering(report: Report, card: Card) -> None:
         release()
 
 
-def _write(head: DenseLinear, x: Tensor, logits: Tensor) -> None:
+def _write_usually(head: DenseLinear, x: Tensor, logits: Tensor) -> Tensor:
+    head.write(x, logits)
+    return likeliest(logits)
+
+
+def _write(head: DenseLinear, blocks: settled.ProductBlocks, x: Tensor, logits: Tensor) -> None:
     from petiole.gpu_worker.runtime.cuda.fused.linear import settled
 
-    settled.write_product(x, head, logits)
+    settled.write_logits(x, head, logits, torch.empty(len(x), dtype=torch.int64, device=x.device), blocks)
 
 
-def head_seconds(write: Callable[[Tensor, Tensor], None], batch: int, head: DenseLinear) -> float:
+def head_seconds(write: Callable[[Tensor, Tensor], object], batch: int, head: DenseLinear) -> float:
     """On the device alone. The weights of every head are many times what its cache holds."""
     x = torch.randn(batch, head.weight.shape[1], dtype=torch.bfloat16, device=head.weight.device)
     logits = x.new_empty((batch, head.weight.shape[0]))

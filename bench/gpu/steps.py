@@ -27,6 +27,7 @@ from bench.gpu.card import (
     QWEN3_8B,
     SMALL,
     Card,
+    captured_seconds,
     copy_bandwidth,
     matrix_rate,
     opened,
@@ -281,8 +282,8 @@ def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
 
 
 def sampling(report: Report, card: Card) -> None:
-    """Drawing tokens on the device, against one read of the logits. The logits are rounded like a model's, so many
-    are equal."""
+    """Drawing tokens, against one read of the logits: with the launches by an idle host, and on the device alone.
+    The logits are rounded like a model's, so many are equal."""
     from petiole.gpu_worker.runtime.cuda.executor import choose
     from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 
@@ -299,6 +300,11 @@ def sampling(report: Report, card: Card) -> None:
             took = seconds(lambda c=choice, x=logits: choose(x, c))  # type: ignore[misc]
             floor = logits.nbytes / card.bandwidth
             report.add(f"sampling, batch {batch}, {name}", took * 1e6, "us", floor=floor * 1e6, better="lower")
+            for way in ("off", "rows"):
+                with untimed(way):
+                    alone = captured_seconds(lambda c=choice, x=logits: choose(x, c))  # type: ignore[misc]
+                full_name = f"sampling on the device, batch {batch}, {name}{', short lists' * (way == 'rows')}"
+                report.add(full_name, alone * 1e6, "us", floor=floor * 1e6, better="lower")
 
 
 # ---------------------------------------------------------------- parts

@@ -27,6 +27,7 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from bench.gpu.card import untimed
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights, part_of
@@ -53,8 +54,8 @@ ARCHITECTURES = (80, 86, 89, 90)
 @dataclass
 class Loop:
     """What one iteration of a kernel's innermost loop does. products: instructions of the tensor cores; waits: for
-    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a thread; copies: those of them that
-    go to shared memory."""
+    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a
+    thread; copies: those of them that go to shared memory."""
 
     products: int
     waits: int
@@ -200,13 +201,14 @@ def output(*arguments: str) -> str:
 # ---------------------------------------------------------------- as a model calls them
 
 
-def draw(dtype: torch.dtype) -> None:
+def draw(dtype: torch.dtype, short: bool = False) -> None:
     n = 64
     half = torch.full((n,), 0.5)
     choice = SamplingMetadata(
         half, torch.zeros((n, 2), dtype=torch.int32), torch.ones(n, dtype=torch.int64), half, half
     )
-    choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
+    with untimed("rows" if short else "off"):
+        choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
 
 
 def heads(width: int, normed: bool, dtype: torch.dtype, near: bool = False) -> None:
@@ -308,7 +310,9 @@ def added(hidden: int, inner: int) -> None:
     decode.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
-def settled_layer(rows: int, hidden: int, inner: int, blocks: settled.Blocks | None = None) -> dict[str, Any]:
+def settled_layer(
+    rows: int, hidden: int, inner: int, blocks: settled.ProductBlocks | None = None
+) -> dict[str, Any]:
     """The four products of a layer with 4096 or 2048 outputs of attention, and the kernel between them."""
     blocks = settled.blocks_for(torch.device("cpu")) if blocks is None else blocks
     x, wide, mixed = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (hidden, inner, max(hidden, 2048)))
@@ -319,6 +323,11 @@ def settled_layer(rows: int, hidden: int, inner: int, blocks: settled.Blocks | N
         "qkv": lambda: settled.product(x, dense(outputs + 2048, hidden), blocks),
         "out": lambda: settled.shares([(mixed, dense(hidden, outputs))], blocks),
     }
+
+
+def head(rows: int) -> None:
+    x, logits = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (4096, VOCAB))
+    settled.write_logits(x, dense(VOCAB, 4096), logits, torch.empty(rows, dtype=torch.int64))
 
 
 def settled_norms(kind: Literal["rms", "layer"], behind: bool) -> None:
@@ -398,6 +407,7 @@ CODED = {
 VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "float32": lambda: draw(torch.float32),
     "bfloat16": lambda: draw(torch.bfloat16),
+    "bfloat16, short lists": lambda: draw(torch.bfloat16, short=True),
     **{
         f"of {width}{', normed' * normed}{', into eight bits' * (dtype != torch.bfloat16)}": (
             lambda w=width, n=normed, d=dtype: heads(w, n, d)
@@ -435,6 +445,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for name, blocks in settled.BLOCKS.items()
         for part in ("gated", "down")
     },
+    **{f"settled head, {rows} rows": lambda r=rows: head(r) for rows in (1, 64)},
     "rms": lambda: settled_norms("rms", behind=False),
     "layer, with biases": lambda: settled_norms("layer", behind=False),
     "rms, and behind": lambda: settled_norms("rms", behind=True),
@@ -463,6 +474,7 @@ SINCE = {"of 4096": 89}
 
 FEW = (
     "bfloat16",
+    "bfloat16, short lists",
     "of 128, normed",
     "",
     "of 4096",
@@ -478,6 +490,7 @@ FEW = (
     "settled gated, 4096, 64 rows",
     "settled down, 4096, 64 rows",
     "settled qkv, 1024, 16 rows",
+    "settled head, 64 rows",
     "layer, with biases",
     "int4, 1 rows",
     "int4, 64 rows",

@@ -9,10 +9,12 @@ import torch
 
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.fused.linear import coded, decode
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, decode, settled
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
 from tests.gpu.test_grouped import DTYPE, close
 from tests.support.coded import random_weight
@@ -117,6 +119,24 @@ def test_many_rows_share_out_the_inputs(name, rows, outputs, inputs):
     close(coded.multiply(x, one.weight, one.bias), exact(x, one))
 
 
+@pytest.mark.parametrize("name", some(["int4", "fp8", "gptq"], short=1))
+def test_many_rows_are_settled(name):
+    """The products of a layer of 17 rows and more, with the norms between them."""
+    hidden, inner, rows = 128, 256, 21
+    norm, value = normal(hidden) / 4 + 1, normal(rows, hidden)
+    behind = settled.SettledNorm(Norm(eps=1e-5), NormWeights(norm))
+    blocks = settled.blocks_for(value.device)
+    up, down = linear(name, 2 * inner, hidden), linear(name, hidden, inner, biased=True)
+    residual = value.clone()
+    y, _ = settled.settle(residual, None, behind)
+    inside = settled.product(y, up, blocks, FeedForward(inner))
+    gate, factor = exact(normed(value, norm), up).chunk(2, -1)
+    close(inside, gate * gate.sigmoid() * factor)
+    after, _ = settled.settle(residual, settled.shares([(inside, down)], blocks), behind)
+    close(residual, value.double() + exact(inside, down))
+    close(after, normed(residual, norm))
+
+
 @pytest.mark.parametrize("name", some(["mxfp4", "fp8"], short=1))
 def test_widest_products(name, monkeypatch):
     """Blocks of 64 and 128 outputs."""
@@ -173,7 +193,7 @@ def test_layers_of_other_forms_are_computed_elsewhere():
 
 @pytest.mark.parametrize("kernels", ["off", "codes"])
 def test_codes_lie_in_tiles_where_their_kernels_are_tried(kernels, monkeypatch):
-    """In the memory that was read: a weight is nowhere twice. The products are the same, of few rows and of many."""
+    """In the memory that was read: a weight is nowhere twice. Products of few rows and of many are the same."""
     monkeypatch.setenv("PETIOLE_UNTIMED", kernels)
     found = random_weight(form("int4", 48, 512), torch.Generator().manual_seed(0))
     memory, values = [part.data_ptr() for part in found.tensors], found.values()
@@ -182,7 +202,8 @@ def test_codes_lie_in_tiles_where_their_kernels_are_tried(kernels, monkeypatch):
     weight, multiply = taken
     assert weight.form.in_tiles == (kernels == "codes")
     assert [part.data_ptr() for part in weight.tensors] == memory
-    weight = Coded(weight.form, weight.codes.to(DEVICE), weight.scales.to(DEVICE), None, weight.multiplier.to(DEVICE))
+    there = [part.to(DEVICE) for part in (weight.codes, weight.scales, weight.multiplier)]
+    weight = Coded(weight.form, there[0], there[1], None, there[2])
     for rows in (1, 20, 70):
         x = normal(rows, 512)
         close(multiply(x, weight, None), x.double() @ values.double().t().to(DEVICE))

@@ -95,8 +95,11 @@ def test_each_family_is_computed_as_by_torch(name, monkeypatch):
     decoder = family(name)
     assert supports(decoder, SETTLED, frozenset({TorchKernels, DenseLinear})).reason is None
     for n in (1, 3, 16, 17, 40, 64):
-        found, expected = both(decoder, n)
-        torch.testing.assert_close(found, expected, **NEAR)
+        found, expected = (rows.float() for rows in both(decoder, n))
+        if DEVICE == "cpu":
+            torch.testing.assert_close(found, expected, **NEAR)
+        else:  # by torch alone, bfloat16 is up to 0.014 of a row's length from float32
+            assert ((found - expected).norm(dim=1) < 0.05 * expected.norm(dim=1)).all()
 
 
 def normal(*shape, seed=0, dtype=DTYPE):
@@ -186,9 +189,31 @@ def test_weights_that_are_not_in_whole_blocks_are_for_the_usual_kernels():
     assert not settled.fits(replace(known, layers=(decoder.layers[0], other, *decoder.layers[2:])))
 
 
-@pytest.mark.parametrize("n", [2, 30, 65])
-def test_logits_are_written_where_they_belong(n):
-    head, x, logits = drawn(320, 128), normal(n, 128), torch.zeros(n + 1, 320, device=DEVICE, dtype=DTYPE)
-    settled.write_product(x, head, logits[:n])
+@pytest.mark.parametrize("n", [2, 30])
+def test_logits_are_written_where_they_belong_and_the_likeliest_are_found(n):
+    """Of equal ones, the first, in one program or in another one."""
+    head, x = drawn(320, 128, biased=True), normal(n, 128)
+    head.weight[300], head.bias[300] = head.weight[7], head.bias[7]
+    head.weight[8], head.bias[8] = head.weight[7], head.bias[7]
+    x[0] = 9 * head.weight[7]
+    logits = torch.zeros(n + 1, 320, device=DEVICE, dtype=DTYPE)
+    tokens = torch.full((n + 1,), -1, device=DEVICE)
+    assert settled.writes(head, n)
+    settled.write_logits(x, head, logits[:n], tokens[:n])
     torch.testing.assert_close(logits[:n], head(x), **NEAR)
+    assert torch.equal(tokens[:n], logits[:n].argmax(-1))
+    assert tokens[0] == 7
     assert not logits[n].any()
+    assert tokens[n] == -1
+
+
+def test_logits_that_are_no_numbers_give_some_token():
+    head, tokens = drawn(320, 128), torch.full((2,), -1, device=DEVICE)
+    x = torch.full((2, 128), float("nan"), device=DEVICE, dtype=DTYPE)
+    settled.write_logits(x, head, torch.zeros(2, 320, device=DEVICE, dtype=DTYPE), tokens)
+    assert ((tokens >= 0) & (tokens < 320)).all()
+
+
+def test_more_rows_than_fit_and_heads_of_other_sizes_are_for_the_usual_kernels():
+    assert not settled.writes(drawn(320, 128), 65)
+    assert not settled.writes(drawn(321, 128), 1)

@@ -628,8 +628,13 @@ def settled_forward(decoder, hidden, step):
     return decoder.forward(hidden, step)
 
 
-def write_product(x, linear, out):
-    linear.write(x, out)
+def writes(head, n):
+    return n <= MOST_SETTLED
+
+
+def write_logits(x, head, logits, tokens):
+    head.write(x, logits)
+    tokens.copy_(logits.argmax(-1))
 
 
 @cache
@@ -677,7 +682,7 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     decode = module("petiole.gpu_worker.runtime.cuda.fused.linear.decode", fits, forward)
     decode.MOST_ROWS = MOST_ROWS
-    settled = module("petiole.gpu_worker.runtime.cuda.fused.linear.settled", fits, write_product)
+    settled = module("petiole.gpu_worker.runtime.cuda.fused.linear.settled", fits, writes, write_logits)
     settled.MOST_ROWS, settled.forward = MOST_SETTLED, settled_forward
     for name, made in (("decode", decode), ("settled", settled)):
         monkeypatch.setattr(linear, name, made, raising=False)

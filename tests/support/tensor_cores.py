@@ -1,5 +1,5 @@
-"""Products in Triton's interpreter whose sums have one order, as tensor cores' have: numpy's depends on the number of
-rows."""
+"""Products in Triton's interpreter whose sums have one order, as those of tensor cores have. The order of numpy's
+depends on the number of rows."""
 
 from __future__ import annotations
 

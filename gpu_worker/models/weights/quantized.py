@@ -51,8 +51,9 @@ class Allocator(Protocol):
 class CodeLayout:
     """What a weight's parts look like. table: of four-bit codes; empty: there are numbers. codes: the type of
     eight-bit numbers; uint8 holds codes of four or six bits, as `checkpoint.codes` says, unless those of four lie
-    `in_runs`, or in runs and `in_tiles`. group: inputs with one scale; the last group may be shorter. scales, zeros: their types. multiplier:
-    whether there is one. offsets: zeros are offsets. steps: groups that share a factor; 0: scales are numbers."""
+    `in_runs`, or in runs and `in_tiles`. group: inputs with one scale; the last group may be shorter. scales,
+    zeros: their types. multiplier: whether there is one. offsets: zeros are offsets. steps: groups that share a
+    factor; 0: scales are numbers."""
 
     outputs: int
     inputs: int
@@ -70,6 +71,11 @@ class CodeLayout:
     @property
     def groups(self) -> int:
         return -(-self.inputs // self.group)
+
+    @property
+    def in_whole_tiles(self) -> bool:
+        """Whether its codes of four bits may lie in tiles."""
+        return self.inputs % TILE == 0
 
     @property
     def n_factors(self) -> int:

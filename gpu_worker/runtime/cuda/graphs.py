@@ -90,14 +90,16 @@ _FIELDS = 15
 class StepBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
 
-    logits and values are the results of decodes and verifications. logits: [positions, vocab]. values: int32
-    [positions, width], the lines beside the tokens (see `step.values`); empty for a model without values.
+    logits, tokens and values are the results of decodes and verifications. logits: [positions, vocab]. tokens:
+    int64 [positions], the likeliest ones, of graphs that find them. values: int32 [positions, width], the lines
+    beside the tokens (see `step.values`); empty for a model without values.
     hidden: [positions, hidden], the results of all other steps."""
 
     host: Tensor
     device: Tensor
     indices: Tensor
     logits: Tensor
+    tokens: Tensor
     values: Tensor
     hidden: Tensor
 
@@ -122,6 +124,7 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
         device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
         logits=torch.zeros((with_logits, plan.head_size), dtype=decoder.dtype, device=device),
+        tokens=torch.zeros(with_logits, dtype=torch.int64, device=device),
         values=torch.zeros((with_logits, 0 if kinds is None else kinds.width), dtype=torch.int32, device=device),
         hidden=torch.zeros((with_hidden, plan.hidden_size), dtype=decoder.dtype, device=device),
     )
@@ -148,6 +151,7 @@ class Graphs:
         self._buffers, self._shapes = buffers, shapes
         self._wrappers = {shape: new_wrappers(geometry, shape, workspace, buffers.indices) for shape in shapes}
         self._replays: dict[tuple[Shape, bool], Callable[[], object]] = {}
+        self._finding: set[Shape] = set()  # without adapters, these find the likeliest tokens
 
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every shape, the largest first, so that the memory pool grows only once.
@@ -164,6 +168,8 @@ class Graphs:
                 fused[n] = self._is_quicker(shape, other, usual, stream, capture)
             layers = other if other is not None and fused[n] else usual
             self._replays[shape, False] = self._captured(shape, False, layers, stream, capture)
+            if shape.queries and self._finds_tokens(n, fused=layers != usual):
+                self._finding.add(shape)
 
     def _captured(
         self,
@@ -241,20 +247,41 @@ class Graphs:
             return
         if self._decoder.value_tokens is not None:
             self._buffers.values[:n].copy_(made_of_all(cast(ValuedDecoder, self._decoder), hidden))
-        self._write_logits(hidden, self._buffers.logits[:n], fused=layers != self._decoder.forward)
-
-    def _write_logits(self, hidden: Tensor, logits: Tensor, fused: bool) -> None:
-        """In place, if they are a plain product."""
-        decoder, head = self._decoder, self._decoder.head
-        changed = decoder.plan.logits_factor != 1.0 or decoder.plan.logits_softcap
-        if not isinstance(head, DenseLinear) or changed:
-            logits.copy_(decoder.head_output(hidden))
-        elif fused and tried("rows"):
+        if self._finds_tokens(n, fused=layers != self._decoder.forward):
             from petiole.gpu_worker.runtime.cuda.fused.linear import settled
 
-            settled.write_product(decoder.normed(hidden), head, logits)
+            head = cast(DenseLinear, self._decoder.head)
+            normed = self._decoder.normed(hidden)
+            settled.write_logits(normed, head, self._buffers.logits[:n], self._buffers.tokens[:n])
         else:
-            head.write(decoder.normed(hidden), logits)
+            self._write_logits(hidden, self._buffers.logits[:n])
+
+    def _write_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        decoder = self._decoder
+        if self._plain_logits:
+            cast(DenseLinear, decoder.head).write(decoder.normed(hidden), logits)
+        else:
+            logits.copy_(decoder.head_output(hidden))
+
+    @property
+    def _plain_logits(self) -> bool:
+        """Whether logits are a product behind the last norm, and nothing else. A decoder that nobody knows, whose
+        steps are not captured, may compute them otherwise."""
+        plan, kind, head = self._decoder.plan, type(self._decoder), type(self._decoder.head)
+        changed = (
+            plan.logits_factor != 1.0
+            or plan.logits_softcap
+            or getattr(kind, "head_output", None) != Decoder.head_output
+        )
+        return head is DenseLinear and not changed
+
+    def _finds_tokens(self, n: int, fused: bool) -> bool:
+        """Whether a step of n positions, with or without fused products, finds the likeliest tokens itself."""
+        if not fused or not tried("rows") or not self._plain_logits:
+            return False
+        from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+
+        return settled.writes(self._decoder.head, n)
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""
@@ -294,7 +321,9 @@ class Graphs:
         if not shape.queries:
             return states_of(self._decoder, buffers.hidden[:n])
         logits, values = buffers.logits[:n], buffers.values[:n]
-        return StepStates(lambda: logits, {} if self._decoder.value_tokens is None else {VALUES: lambda _: values})
+        sides = {} if self._decoder.value_tokens is None else {VALUES: lambda _: values}
+        found = shape in self._finding and not self._adapted(inputs)
+        return StepStates(lambda: logits, sides, likeliest=buffers.tokens[:n] if found else None)
 
     def _prepare(self, shape: Shape, inputs: StepInputs | None, copies: Int64Array | None = None) -> None:
         """Fill the slot's buffers with a step padded to this shape, or with padding alone, and plan the attention

@@ -22,7 +22,7 @@ from petiole.gpu_worker.models.parts.attention import Distances
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan, Router
-from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, Product
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, Product
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.supported import has_kernel, tried, with_kernel
 from petiole.gpu_worker.runtime.interface import Int32Array
@@ -115,7 +115,7 @@ class FlashInferKernels:
         if not has_kernel(weight.form):
             return None
         if weight.form.table:
-            weight = weight.put_in_runs(in_tiles=tried("codes") and weight.form.inputs % TILE == 0)
+            weight = weight.put_in_runs(in_tiles=tried("codes") and weight.form.in_whole_tiles)
         return weight, _multiply
 
     def multiply_wide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -50,7 +50,7 @@ TILE_INPUTS = tl.constexpr(TILE)
 
 class CodedBlock(NamedTuple):
     """What a program computes at a time: outputs, of so many rows, in this many stages, by so many warps. slices:
-    into how many parts its inputs are cut, one a warp; 1: each warp has outputs of its own. early: the inputs whose
+    into how many parts its inputs are cut, one a warp; 1: each warp has outputs of its own. early: inputs whose
     codes it asks for before it waits."""
 
     outputs: int
@@ -292,7 +292,7 @@ def coded_product(
     four: tl.constexpr = KIND < 4
     words: tl.constexpr = TILE_INPUTS // 8 if four else TILE_INPUTS  # of a tile
     each: tl.constexpr = 8 if GROUP == 16 else 4 if GROUP == 32 else 2 if GROUP == 64 else 1  # groups of a tile
-    row, part = tl.arange(0, ROWS), tl.arange(0, SLICES)
+    part = tl.arange(0, SLICES)
     output = outputs_of(width, GATED, OUTPUTS)
     blocks_of_tiles = tl.cdiv(inputs // TILE_INPUTS, SLICES)
     from_tile = blocks_of_tiles * tl.program_id(1) // SHARES * SLICES
@@ -310,10 +310,7 @@ def coded_product(
         line = tl.minimum(from_tile * words + line, row_words - 1)
         wait_after_asking_for(own[:, None] + line[None, :])
     parts = squares_of(squares, n, blocks, NORMED, ROWS, BLOCKS)
-    if SLICES == 1:
-        total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    else:
-        total = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
+    total = tl.zeros([OUTPUTS, ROWS] if SLICES == 1 else [SLICES, OUTPUTS, ROWS], tl.float32)
     at = own[None, :, None] + (part * words)[:, None, None] + tl.arange(0, words)[None, None, :]
     scale, zero = of_threads, of_threads
     if GROUP > 0:
@@ -530,7 +527,14 @@ def _add_part(
 
 
 @triton.jit
-def _sixteens(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, SLICES: tl.constexpr, OUTPUTS: tl.constexpr):
+def _sixteens(
+    words,
+    dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    SLICES: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
     """Words of runs, [slices, outputs, 4] -> the numbers of the first and the last 16 inputs of each."""
     a, b, c, d, e, f, g, h = eight_numbers(words, dtype, KIND, ASSEMBLY)
     return _sixteen(a, b, c, d, SLICES, OUTPUTS), _sixteen(e, f, g, h, SLICES, OUTPUTS)
@@ -539,5 +543,8 @@ def _sixteens(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.const
 @triton.jit
 def _sixteen(a, b, c, d, SLICES: tl.constexpr, OUTPUTS: tl.constexpr):
     """The numbers of pairs of inputs, [slices, outputs, 4] each -> [slices, outputs, 16]."""
-    first, second = tl.reshape(tl.join(a, b), [SLICES, OUTPUTS, 8]), tl.reshape(tl.join(c, d), [SLICES, OUTPUTS, 8])
+    first, second = (
+        tl.reshape(tl.join(a, b), [SLICES, OUTPUTS, 8]),
+        tl.reshape(tl.join(c, d), [SLICES, OUTPUTS, 8]),
+    )
     return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), [SLICES, OUTPUTS, 16])

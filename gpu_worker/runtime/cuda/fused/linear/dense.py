@@ -15,6 +15,7 @@ from petiole.gpu_worker.runtime.cuda.fused.linear.ends import (
     activated,
     finish,
     normed,
+    note_best,
     outputs_of,
     squares_of,
     wait_after_asking_for,
@@ -31,6 +32,8 @@ def product(
     norm,
     scaled,
     sums,
+    best,
+    owners,
     n,
     inputs,
     width,
@@ -51,9 +54,10 @@ def product(
     BLOCKS: tl.constexpr,
     EARLY: tl.constexpr,
     SHARES: tl.constexpr,
+    BEST: tl.constexpr,
 ):
     """SHARES: the inputs are cut into so many parts, of which each program sums one. y has a result for each part,
-    `y_share` numbers apart."""
+    `y_share` numbers apart. BEST: `note_best` of the results."""
     row, k = tl.arange(0, ROWS), tl.arange(0, INPUTS)
     output = outputs_of(width, GATED, OUTPUTS)
     weights = weight + output.to(tl.int64) * inputs
@@ -77,3 +81,5 @@ def product(
         total = normed(total, parts, inputs, eps)
     total = activated(total, bias, output, BIASED, ACTIVATION, GATED, OUTPUTS, ROWS)
     finish(total, y, norm, scaled, sums, n, width, y_row, ADDED, GATED, OUTPUTS, ROWS)
+    if BEST:
+        note_best(total, y, best, owners, n, OUTPUTS, ROWS)

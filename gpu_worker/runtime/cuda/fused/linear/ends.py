@@ -96,6 +96,19 @@ def _active(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def note_best(total, y, best, owners, n, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
+    """Write each row's largest result of this program, as it is rounded, and the lowest output that has it. best:
+    float32 [n, programs]; owners: int32, alike."""
+    row, output = tl.arange(0, ROWS), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    value = total.to(y.dtype.element_ty).to(tl.float32)
+    largest = tl.max(value, 0)
+    owner = tl.min(tl.where(value == largest[None, :], output[:, None], 2147483647), 0)
+    at = row * tl.num_programs(0) + tl.program_id(0)
+    tl.store(best + at, largest, mask=row < n)
+    tl.store(owners + at, owner, mask=row < n)
+
+
+@triton.jit
 def finish(
     total,
     y,

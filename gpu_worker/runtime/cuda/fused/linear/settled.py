@@ -49,7 +49,7 @@ FEW_ROWS, MOST_ROWS = 16, 64
 """Rows are padded to one of these, and a row's bits are the same beside any others up to it."""
 
 
-class Blocks(NamedTuple):
+class ProductBlocks(NamedTuple):
     """What programs compute at a time: `wide` in products that write their results, or `narrow` if these have few
     outputs; `deep` in products that leave shares."""
 
@@ -60,12 +60,12 @@ class Blocks(NamedTuple):
 
 _NARROW = Block(64, 128, 3, 4, 512)
 
-BLOCKS: dict[str, Blocks] = {
-    "64 outputs": Blocks(_NARROW, _NARROW, _NARROW),
-    "128 outputs": Blocks(Block(128, 64, 4, 4, 512), _NARROW, Block(128, 64, 4, 4, 512)),
-    "128 by 128": Blocks(Block(128, 128, 3, 8, 512), _NARROW, Block(128, 128, 3, 8, 512)),
-    "256 outputs": Blocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
-    "small": Blocks(*[Block(64, 64, 5, 4, 256)] * 3),
+BLOCKS: dict[str, ProductBlocks] = {
+    "64 outputs": ProductBlocks(_NARROW, _NARROW, _NARROW),
+    "128 outputs": ProductBlocks(Block(128, 64, 4, 4, 512), _NARROW, Block(128, 64, 4, 4, 512)),
+    "128 by 128": ProductBlocks(Block(128, 128, 3, 8, 512), _NARROW, Block(128, 128, 3, 8, 512)),
+    "256 outputs": ProductBlocks(Block(256, 64, 4, 8, 256), _NARROW, Block(128, 64, 4, 4, 512)),
+    "small": ProductBlocks(*[Block(64, 64, 5, 4, 256)] * 3),
 }
 """Candidates, which no card has timed: `bench.gpu --only layers` measures them. Two blocks of up to 113 KiB, of
 one kernel and of the next, lie in a multiprocessor's shared memory together. "small" fits into the 99 KiB of a
@@ -80,7 +80,7 @@ _LEAST = 64
 groups do not fit."""
 
 
-def blocks_for(device: torch.device) -> Blocks:
+def blocks_for(device: torch.device) -> ProductBlocks:
     return BLOCKS["small" if has_small_memory(device) else "128 outputs"]
 
 
@@ -127,7 +127,7 @@ class Shares:
     norm: SettledNorm | None = None
 
 
-def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | None = None) -> Tensor:
+def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: ProductBlocks | None = None) -> Tensor:
     """See `Decoder.forward`: at most `MOST_ROWS` rows, of a model that `fits`, without adapters."""
     hidden = decoder.first_inputs(hidden, step)
     blocks = blocks_for(hidden.device) if blocks is None else blocks
@@ -149,14 +149,6 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: Blocks | No
     return hidden
 
 
-def write_product(x: Tensor, linear: DenseLinear, out: Tensor) -> None:
-    """out = linear(x); by torch if there are too many rows, or if the weight is not in whole blocks."""
-    if len(x) <= MOST_ROWS and in_whole_blocks(linear):
-        product(x, linear, blocks_for(x.device), out=out)
-    else:
-        linear.write(x, out)
-
-
 def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None:
     """As in torch, a norm without its weights' place computes nothing."""
     return None if plan is None or weights is None else SettledNorm(plan, weights)
@@ -172,25 +164,52 @@ def _first_norms(
     return mixing[i], feeding[i] if decoder.plan.layers[i].parallel else None
 
 
-def product(
-    x: Tensor, linear: Linear, blocks: Blocks, activation: FeedForward | None = None, out: Tensor | None = None
-) -> Tensor:
+def product(x: Tensor, linear: Linear, blocks: ProductBlocks, activation: FeedForward | None = None) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
-    products, if `activation` is one. out: where the results go, instead of new memory."""
+    products, if `activation` is one."""
     outputs, codes = outputs_of(linear), coded.weight_of(linear)
     gated = activation is not None and activation.gated
-    y = x.new_empty((len(x), outputs // 2 if gated else outputs)) if out is None else out
+    y = x.new_empty((len(x), outputs // 2 if gated else outputs))
     act = "none" if activation is None else activation.activation
     if codes is not None:
         coded.launch(coded.block_for(len(x), outputs), x, *codes, y, activation=act, gated=gated)
         return y
-    block = blocks.wide if outputs // blocks.wide.outputs >= PROGRAMS else blocks.narrow
-    _launch(_whole(linear, block), 1, x, _dense(linear), y, 0, act, gated)
+    _launch(_wide(linear, blocks), 1, x, _dense(linear), y, 0, act, gated)
     return y
 
 
+def write_logits(
+    x: Tensor, head: DenseLinear, logits: Tensor, tokens: Tensor, blocks: ProductBlocks | None = None
+) -> None:
+    """logits = head(x), [T, out], and tokens, int64 [T], the likeliest of each row, the lowest of equal ones.
+    The head `writes` this many rows."""
+    block = _wide(head, blocks_for(x.device) if blocks is None else blocks)
+    programs = head.weight.shape[0] // block.outputs
+    best = torch.empty((len(x), programs), dtype=torch.float32, device=x.device)
+    owners = torch.empty_like(best, dtype=torch.int32)
+    _launch(block, 1, x, head, logits, 0, "none", gated=False, best=(best, owners))
+    _likeliest[(len(x),)](
+        best,
+        owners,
+        tokens,
+        programs,
+        head.weight.shape[0],
+        PROGRAMS=triton.next_power_of_2(programs),
+        num_warps=4,
+        **overlapped(x),
+    )
+
+
+def writes(head: Linear, n: int) -> bool:
+    """Whether `write_logits` computes this head for n rows."""
+    return isinstance(head, DenseLinear) and n <= MOST_ROWS and in_whole_blocks(head)
+
+
 def shares(
-    products: Sequence[tuple[Tensor, Linear]], blocks: Blocks, factor: float = 1.0, norm: SettledNorm | None = None
+    products: Sequence[tuple[Tensor, Linear]],
+    blocks: ProductBlocks,
+    factor: float = 1.0,
+    norm: SettledNorm | None = None,
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
     cuts = [_cut(linear, blocks.deep, len(x)) for x, linear in products]
@@ -229,6 +248,12 @@ def _whole(linear: Linear, block: Block) -> Block:
     return block
 
 
+def _wide(linear: Linear, blocks: ProductBlocks) -> Block:
+    """The block of a product that writes its results."""
+    many = _dense(linear).weight.shape[0] // blocks.wide.outputs >= PROGRAMS
+    return _whole(linear, blocks.wide if many else blocks.narrow)
+
+
 def _cut(linear: Linear, block: Block, rows: int) -> tuple[Block | coded.CodedBlock, int]:
     """The block, and the number of shares: by the weight's sizes alone."""
     codes = coded.weight_of(linear)
@@ -252,6 +277,7 @@ def _launch(
     y_share: int,
     activation: str,
     gated: bool,
+    best: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     weight, bias = linear.weight, linear.bias
     n, (outputs, inputs) = len(x), weight.shape
@@ -267,6 +293,7 @@ def _launch(
         weight,
         y,
         y,
+        *((y, y) if best is None else best),
         n,
         inputs,
         y.shape[1],
@@ -286,6 +313,7 @@ def _launch(
         BLOCKS=1,
         EARLY=min(block.early, 1 << (inputs // n_shares).bit_length() - 1),
         SHARES=n_shares,
+        BEST=best is not None,
         num_warps=block.warps,
         num_stages=block.stages,
         **overlapped(x),
@@ -392,3 +420,17 @@ def _normed(value, at, there, width, weight, bias, eps, KIND: tl.constexpr):
     if bias is not None:
         value += tl.load(bias + at, mask=there, other=0.0).to(tl.float32)
     return value
+
+
+@triton.jit
+def _likeliest(best, owners, tokens, programs, width, PROGRAMS: tl.constexpr, OVERLAPPED: tl.constexpr):
+    """Of one row, from what the head's programs have found; some token, if the logits are no numbers."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = tl.arange(0, PROGRAMS)
+    row = tl.program_id(0) * programs
+    value = tl.load(best + row + at, mask=at < programs, other=float("-inf"))
+    owner = tl.load(owners + row + at, mask=at < programs, other=2147483647)
+    token = tl.min(tl.where(value == tl.max(value, 0), owner, 2147483647), 0)
+    tl.store(tokens + tl.program_id(0), tl.minimum(token, width - 1).to(tl.int64))
