@@ -1,5 +1,5 @@
-"""Products in four bits by humming-kernels, a peer where it is installed (`pip install humming-kernels`). At the first
-call it compiles a kernel for each shape and number of rows, with nvcc or NVRTC."""
+"""Products in four bits by humming-kernels, a peer where it is installed (`pip install humming-kernels`). At the
+first call it compiles a kernel for each shape and number of rows, with nvcc or NVRTC."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -207,3 +208,16 @@ def test_codes_lie_in_tiles_where_their_kernels_are_tried(kernels, monkeypatch):
     for rows in (1, 20, 70):
         x = normal(rows, 512)
         close(multiply(x, weight, None), x.double() @ values.double().t().to(DEVICE))
+
+
+def test_a_model_with_codes_is_computed_where_the_kernels_are_tried(monkeypatch):
+    """All four products of a layer; without the switch none is."""
+    taken = KernelLinear(weight("int4", 128, 128))
+    layer = SimpleNamespace(
+        attention=SimpleNamespace(qkv=taken, out=taken), dense=SimpleNamespace(gate_up=taken, down=taken)
+    )
+    plan = SimpleNamespace(parallel=False, mixer_out_norm=None, feed_forward_out_norm=None)
+    decoder = SimpleNamespace(dtype=torch.bfloat16, layers=(layer,), plan=SimpleNamespace(layers=(plan,)))
+    for kernels in ("off", "codes"):
+        monkeypatch.setenv("PETIOLE_UNTIMED", kernels)
+        assert decode.fits(decoder) == settled.fits(decoder) == (kernels == "codes")

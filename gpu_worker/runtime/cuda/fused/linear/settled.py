@@ -212,7 +212,7 @@ def shares(
     norm: SettledNorm | None = None,
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
-    cuts = [_cut(linear, blocks.deep, len(x)) for x, linear in products]
+    cuts = [_cut_codes(linear, len(x)) or _cut(linear, blocks.deep) for x, linear in products]
     (x, linear), *_ = products
     sums = x.new_empty((sum(n for _, n in cuts), len(x), outputs_of(linear)), dtype=torch.float32)
     first = 0
@@ -254,12 +254,16 @@ def _wide(linear: Linear, blocks: ProductBlocks) -> Block:
     return _whole(linear, blocks.wide if many else blocks.narrow)
 
 
-def _cut(linear: Linear, block: Block, rows: int) -> tuple[Block | coded.CodedBlock, int]:
-    """The block, and the number of shares: by the weight's sizes alone."""
+def _cut_codes(linear: Linear, rows: int) -> tuple[coded.CodedBlock, int] | None:
     codes = coded.weight_of(linear)
-    if codes is not None:
-        of_codes = coded.block_for(rows, codes[0].form.outputs)
-        return of_codes, coded.shares_for(of_codes, codes[0].form)
+    if codes is None:
+        return None
+    block = coded.block_for(rows, codes[0].form.outputs)
+    return block, coded.shares_for(block, codes[0].form)
+
+
+def _cut(linear: Linear, block: Block) -> tuple[Block, int]:
+    """The block, and the number of shares: by the weight's sizes alone."""
     block, (outputs, inputs), n = _whole(linear, block), _dense(linear).weight.shape, 1
     while n < MOST_SHARES and n * (outputs // block.outputs) < 2 * PROGRAMS:
         if inputs % (2 * n * block.inputs) or inputs // (2 * n) < LEAST_INPUTS:
