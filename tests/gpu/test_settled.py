@@ -34,27 +34,30 @@ from petiole.gpu_worker.runtime.cuda.fused.linear.settled import BLOCKS
 from petiole.gpu_worker.runtime.cuda.supported import SETTLED
 from tests.support.families import configuration
 from tests.support.plans import Drawn
+from tests.support.trials import rest
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 """The interpreter multiplies no bfloat16."""
 NEAR = {"rtol": 4e-2, "atol": 4e-2} if DEVICE == "cuda" else {"rtol": 2e-4, "atol": 2e-4}
 
 FAMILIES = (
-    "llama-biases",
-    "qwen3",
-    "gemma1",
     "gemma2",
-    "gemma3",
-    "granite",
+    "phi2",
     "olmo2",
+    "qwen3",
+    "llama-biases",
+    "gemma1",
+    "gemma3",
+    "gemma4",
+    "granite",
     "exaone4",
     "glm4",
     "starcoder2",
-    "phi2",
     "cohere",
     "gpt2",
     "opt",
 )
+"""The first ones have every kind of norm, activation and addition; the interpreter is slow."""
 
 
 class Sums:
@@ -89,7 +92,7 @@ def both(decoder, n, blocks=BLOCKS["small"]):
     return settled.forward(decoder, hidden.clone(), step_of(n), blocks), expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", rest(FAMILIES, 4 if DEVICE == "cpu" else len(FAMILIES)))
 def test_each_family_is_computed_as_by_torch(name, monkeypatch):
     monkeypatch.setattr(settled, "LEAST_INPUTS", 64)  # two shares of the smallest products
     decoder = family(name)

@@ -116,7 +116,7 @@ SETTLED = changed(
             name: COMMON[Layer][name]
             for name in ("mixer_norm", "mixer_out_norm", "feed_forward_norm", "feed_forward_out_norm")
         }
-        | {"parallel": {True, False}, "residual": ANY},
+        | {"parallel": {True, False}, "residual": ANY, "scalar": {True, False}},
         FeedForward: {name: COMMON[FeedForward][name] for name in ("activation", "gated")},
         Norm: COMMON[Norm],
     },

@@ -8,7 +8,8 @@ that are added to the residual may be cut along their inputs, because that kerne
     settle ─► qkv ─► attention ─► out, in shares ─► settle ─► gate, up ─► act · mul ─► down, in shares ─► settle
 
     settle, a block a row:    y = the sum of the shares, + biases;  y = norm behind the product(y), if there is one
-                              residual += factor * y;  inputs of the next products = next norms(residual)
+                              residual = scalar * (residual + factor * y)
+                              inputs of the next products = next norms(residual)
 
 Of parallel branches, both products leave their shares to one settle. Each program reads all rows. With 64 rows it
 would read more bytes of rows than of weights if it computed few outputs of all inputs, so it computes more outputs
@@ -26,7 +27,7 @@ other row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -119,12 +120,13 @@ class SettledNorm:
 @dataclass(frozen=True, slots=True)
 class Shares:
     """What is to be added to the residual: the sum of `sums`, float32 [shares, T, hidden], and of the biases of at
-    most two products, behind a norm if there is one, times `factor`."""
+    most two products, behind a norm if there is one, times `factor`. scalar: [1], a factor of the sum."""
 
     sums: Tensor
     biases: tuple[Tensor, ...]
     factor: float = 1.0
     norm: SettledNorm | None = None
+    scalar: Tensor | None = None
 
 
 def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: ProductBlocks | None = None) -> Tensor:
@@ -144,8 +146,8 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: ProductBloc
             to_add = []
         to_add.append((product(y, layer.dense.gate_up, blocks, plan.dense), layer.dense.down))
         norm = _known(plan.feed_forward_out_norm, layer.feed_forward_out_norm)
-        after = _first_norms(decoder, i + 1, mixing, feeding)
-        x, y = settle(hidden, shares(to_add, blocks, plan.residual, norm), *after)
+        added = replace(shares(to_add, blocks, plan.residual, norm), scalar=layer.scalar)
+        x, y = settle(hidden, added, *_first_norms(decoder, i + 1, mixing, feeding))
     return hidden
 
 
@@ -339,6 +341,7 @@ def settle(
             residual,
             None if added is None else added.sums,
             *biases[:2],
+            None if added is None else added.scalar,
             x,
             y,
             *(None if norm is None else norm.weights.weight for norm in norms),
@@ -363,6 +366,7 @@ def _settle(
     sums,
     first_bias,
     second_bias,
+    scalar,
     x,
     y,
     behind_weight,
@@ -403,6 +407,8 @@ def _settle(
         if BEHIND != "":
             total = _normed(total, at, there, width, behind_weight, behind_bias, behind_eps, BEHIND)
         rounded = (value + factor * total).to(residual.dtype.element_ty)
+        if scalar is not None:
+            rounded = (rounded.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(residual.dtype.element_ty)
         tl.store(residual + row + at, rounded, mask=there)
         value = rounded.to(tl.float32)
     if X != "":
