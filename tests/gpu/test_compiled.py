@@ -94,7 +94,7 @@ def blocks(kernel):
         ("product added", 2),
         ("product settled", 1),
         ("product", 1),
-        ("coded_product int4, narrow, 1", 4),
+        ("coded_product int4, narrow, 1 rows", 4),
         ("coded_product int4, middle", 2),
         ("coded_product", 1),
         ("settle", 4),
@@ -143,6 +143,13 @@ def test_a_block_of_64_outputs_and_more_is_for_warp_groups(on_hopper):
         assert loop["barriers"] <= 2, name
 
 
+WITH_MORE = "coded_product gptq", "coded_product nvfp4"
+"""Zeros take a product of their own, and groups of 16 inputs have a wait each."""
+
+OF_BYTES = "coded_product int8", "coded_product fp8"
+"""For many rows, the compiler copies eight bytes of codes at a time where warp groups multiply."""
+
+
 def too_much(loop):
     """Which limits of a loop over codes one exceeds. Only scales, of which a thread has a few bytes, are read in
     fewer than 16 bytes; tensor cores are waited for after at least 32 inputs, which are two instructions of a warp
@@ -156,7 +163,8 @@ def test_loops_over_codes_copy_sixteen_bytes_at_a_time_and_seldom_wait(compiled)
     and on Hopper wait after each instruction."""
     architecture, kernels = compiled
     for name, found in named(kernels, "coded_product").items():
-        assert not too_much(found["loop"]), name
+        if not name.startswith(WITH_MORE) and not (name.startswith(OF_BYTES) and "64 rows" in name):
+            assert not too_much(found["loop"]), name
     for name, found in named(kernels, "grouped_product int4, 1 rows", "grouped_product int4, 64 rows").items():
         assert too_much(found["loop"]) >= {"copies", *["waits"] * (architecture >= 90)}, name
 
