@@ -38,6 +38,7 @@ from petiole.gpu_worker.runtime.cuda.fused.linear.codes import (
 )
 from petiole.gpu_worker.runtime.cuda.fused.linear.ends import (
     activated,
+    ask_for,
     finish,
     normed,
     outputs_of,
@@ -306,6 +307,9 @@ def coded_product(
     of_threads = tl.reshape(of_threads, [many, warps, 8, 1, 1])
     of_threads = tl.broadcast_to(of_threads, [many, warps * SLICES, 8, 4, each])
     if OVERLAPPED:
+        if GROUP > 0:
+            line = from_tile * each + tl.arange(0, 8) * 64  # of two bytes each
+            ask_for(scales + (output.to(tl.int64) * groups)[:, None] + tl.minimum(line, groups - 1)[None, :])
         line = tl.arange(0, EARLY // 256) * 32 if four else tl.arange(0, EARLY // 128) * 128
         line = tl.minimum(from_tile * words + line, row_words - 1)
         wait_after_asking_for(own[:, None] + line[None, :])
