@@ -15,12 +15,13 @@ from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.fused.linear import coded, decode, settled
-from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, codes, decode, settled
+from tests.gpu.test_fused import DEVICE, some, triton  # skips this module where Triton does not run
 from tests.gpu.test_grouped import DTYPE, close
 from tests.support.coded import random_weight
 from tests.support.tensor_cores import one_order
 
+DRAW = torch.Generator().manual_seed(0)
 FORMS = {
     "int4": CodeLayout(0, 0, 32, SIGNED, scales=torch.float16, multiplier=True),
     "gptq": CodeLayout(0, 0, 128, UNSIGNED, scales=torch.float16, zeros=torch.uint8),
@@ -221,3 +222,51 @@ def test_a_model_with_codes_is_computed_where_the_kernels_are_tried(monkeypatch)
     for kernels in ("off", "codes"):
         monkeypatch.setenv("PETIOLE_UNTIMED", kernels)
         assert decode.fits(decoder) == settled.fits(decoder) == (kernels == "codes")
+
+
+def executed(ptx: str, word: int, name: str, dtype: torch.dtype) -> list[float]:
+    """What a few lines of PTX leave in $0, $1 and so on, two numbers each, where the last operand is `word`."""
+    numbers = {name: word}
+
+    def of(text: str) -> int:
+        return int(text, 0) if text[0].isdigit() else numbers[text]
+
+    def pair(bits: int) -> torch.Tensor:
+        return torch.tensor([bits], dtype=torch.int64).to(torch.int32).view(dtype).double()
+
+    for line in ptx.split("times, plus; ", 1)[1].rstrip(" }").split(";")[:-1]:
+        operation, rest = line.split(maxsplit=1)
+        to, *given = rest.split(", ")
+        values = [of(one) for one in given]
+        match operation.split(".")[0]:
+            case "mov":
+                numbers[to] = values[0]
+            case "prmt":
+                every = (values[0] | values[1] << 32).to_bytes(8, "little")
+                numbers[to] = int.from_bytes([every[values[2] >> 4 * i & 15] for i in range(4)], "little")
+            case "and":
+                numbers[to] = values[0] & values[1]
+            case "shr":
+                numbers[to] = values[0] >> values[1]
+            case "lop3":
+                assert values[3] == 0xEA
+                numbers[to] = values[0] & values[1] | values[2]
+            case "fma":
+                a, b, c = map(pair, values[:3])
+                numbers[to] = (a * b + c).to(dtype).view(torch.int32).item() & 0xFFFFFFFF
+    return [*pair(numbers["$0"]).tolist(), *pair(numbers["$1"]).tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_the_instructions_that_make_numbers_of_bytes_are_exact(kept, dtype, monkeypatch):
+    """Carried out one by one for each code but those that are no numbers."""
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    kind = codes.CodedWeight.of(random_weight(form("int8" if kept == torch.int8 else "fp8", 8, 128), DRAW)).kind
+    ptx = codes.assembly_of_bytes(kind, dtype)
+    every = torch.arange(256, dtype=torch.uint8).view(kept)
+    found = [
+        executed(ptx, int.from_bytes(bytes(range(i, i + 4)), "little"), "$2", dtype) for i in range(0, 256, 4)
+    ]
+    wanted, numbers = every.double(), torch.tensor(found).flatten().double()
+    assert torch.equal(numbers[wanted.isfinite()], wanted[wanted.isfinite()])
