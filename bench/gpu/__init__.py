@@ -7,6 +7,7 @@ vision       parts: questions about pictures
 attention    a part: the attention of a decode step alone
 layers       a part: the layers of a small batch without their attention
 codes        a part: products with codes, and the launches of a mixture
+humming      a peer of its products in four bits
 host         the host's time for a step; also on a pretended card
 wheelhouse/  what a machine without internet needs beside torch
 card         the card, its rates, and a model of random weights on it

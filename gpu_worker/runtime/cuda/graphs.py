@@ -45,8 +45,9 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.fast_paths import Parts, supports
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
-from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.models.weights.names import LinearName
+from petiole.gpu_worker.models.weights.quantized import KernelLinear
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
@@ -77,8 +78,8 @@ equals."""
 ROUNDS, REPLAYS = 4, 10
 """How often a step is timed, and how many replays each time takes."""
 
-FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
-"""The parts in whose place fused products compute. See `models.fast_paths`."""
+FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, KernelLinear})
+"""The parts in whose place fused products compute, or which they call. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
 _OF, _COPIES = 10, 11  # see `StatesOnCuda`
