@@ -60,20 +60,20 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, tensor_cores_from: int) -> 
     for pool in (*cache.keys, *cache.values):
         pool.normal_()
     geometry = attention.Geometry(model, cache, dtype)
-    indptr, last = attention.host_page_counts(lengths, 1)
+    _, (indptr,), last = attention.host_page_counts(cache, lengths - 1, np.ones_like(lengths), lengths)
     indices = upload(np.arange(1, n_pages, dtype=np.int32), on)
     q = torch.randn(len(lengths), mixer.heads, mixer.head_dim, dtype=dtype, device=on)
     out = torch.empty_like(q)
     attention.TENSOR_CORES_FROM = tensor_cores_from
     try:
-        wrappers = attention.DecodeWrappers(geometry, len(lengths), attention.new_workspace(on), indices)
+        wrappers = attention.DecodeWrappers(geometry, len(lengths), attention.new_workspace(on), [indices])
     finally:
         attention.TENSOR_CORES_FROM = usual
-    wrappers.plan(staged(indptr, on), indices, staged(last, on))
+    wrappers.plan([attention.PageList(staged(indptr, on), indices)], staged(last, on))
 
     def attend() -> None:
         for layer in range(LAYERS):
-            wrappers.wrappers[attention.AttentionKind.of(mixer)].run(q, geometry.pages(layer), out=out)
+            wrappers.wrappers[geometry.kind(layer)].run(q, geometry.pages(layer), out=out)
 
     attend()
     device.synchronize()

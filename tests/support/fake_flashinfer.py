@@ -117,26 +117,30 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
         target[slots] = source.float().clamp(-largest, largest).to(target.dtype)
 
 
-def write_pages(table, rows, columns, pages):
-    check_int32(rows, columns, pages)
-    assert table.dtype == torch.int32
-    assert len(rows) == len(columns) == len(pages)
-    table[rows.long(), columns.long()] = pages
+def write_pages(tables, rows, columns, pages):
+    check_int32(rows, columns, *pages)
+    assert tables.dtype == torch.int32
+    assert len(tables) == len(pages)
+    assert len(rows) == len(columns) == pages.shape[1]
+    tables[:, rows.long(), columns.long()] = pages
 
 
-def gather_pages(table, rows, indptr, pages):
-    check_int32(indptr, pages)
+def gather_pages(table, rows, firsts, indptr, pages):
+    check_int32(firsts, indptr, pages)
     assert rows.dtype == torch.int32
-    assert len(indptr) == len(rows) + 1
+    assert len(indptr) == len(rows) + 1 == len(firsts) + 1
     assert int(indptr[-1]) <= len(pages)
+    assert int(firsts.min()) >= 0
     for i, row in enumerate(rows.tolist()):
-        first, end = int(indptr[i]), int(indptr[i + 1])
-        pages[first:end] = table[row, : end - first]
+        first, end, column = int(indptr[i]), int(indptr[i + 1]), int(firsts[i])
+        assert column + end - first <= table.shape[1]
+        pages[first:end] = table[row, column : column + end - first]
 
 
-def token_slots(table, rows, positions, page_size):
+def token_slots(tables, rows, positions, page_size):
     assert rows.shape == positions.shape
-    return table[rows.long(), positions.long() // page_size].long() * page_size + positions.long() % page_size
+    pages = tables[:, rows.long(), positions.long() // page_size].long()
+    return pages * page_size + positions.long() % page_size
 
 
 def quantize_rows(x):

@@ -44,6 +44,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     FlashInferAttention,
     FlashInferKernels,
     Geometry,
+    PageList,
     host_page_counts,
     new_workspace,
 )
@@ -126,12 +127,13 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
     n_captured, n_kinds = (
         sum(map(len, shapes.values())),
-        len({AttentionKind.of(mixer) for _, mixer in model.attending}),
+        len({(AttentionKind.of(mixer), model.kept_windows[i]) for i, mixer in model.attending}),
     )
     plan_bytes = latents.PLAN_BYTES if model.reads_latents else PLAN_BYTES
     plans = n_captured * (plan_bytes + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-longest // engine.page_size)
-    page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
+    n_groups = len({0, *model.kept_windows})
+    page_lists = 4 * n_groups * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
     states += whole_texts.mask_bytes(model, tokens, longest, itemsize)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
@@ -368,7 +370,7 @@ class CudaExecutor:
     def _attention(self, slot: _Slot, step: Segmented, rows: Tensor, positions: Tensor) -> FlashInferAttention:
         from petiole.gpu_worker.runtime.cuda.fused.layers import token_slots
 
-        slots = token_slots(self._cache.table, rows, positions, self._cache.page_size)
+        slots = token_slots(self._cache.tables, rows, positions, self._cache.page_size)
         n, regions = step.bidirectional.n_queries, slot.bidirectional
         if n:
             assert regions is not None, "only images make regions"
@@ -381,14 +383,16 @@ class CudaExecutor:
     def _plan(self, wrappers: AppendWrappers | LatentWrappers, run: Run) -> None:
         from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages
 
-        table = self._cache.table
-        indptr, last = host_page_counts(run.ends, self._cache.page_size)
+        cache, lists = self._cache, []
+        found = host_page_counts(cache, run.ends - run.lengths, run.lengths, run.ends)
         lengths = np.zeros(len(run.rows) + 1, dtype=np.int32)
         np.cumsum(run.lengths, out=lengths[1:])
-        indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=table.device)
-        gather_pages(table, self._up(run.rows.astype(np.int32)), self._up(indptr), indices)
-        on_host = [staged(array, table.device) for array in (lengths, indptr, last)]
-        wrappers.plan(on_host[0], on_host[1], indices, on_host[2])
+        rows = self._up(run.rows.astype(np.int32))
+        for table, firsts, indptr in zip(cache.tables, found.firsts, found.indptr, strict=True):
+            indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=cache.device)
+            gather_pages(table, rows, self._up(firsts), self._up(indptr), indices)
+            lists.append(PageList(staged(indptr, cache.device), indices))
+        wrappers.plan(staged(lengths, cache.device), lists, staged(found.last, cache.device))
 
     def _up(self, array: np.ndarray) -> Tensor:
         return upload(array, self._cache.device)
