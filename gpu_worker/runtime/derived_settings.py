@@ -46,8 +46,9 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     """The quantization of the weights."""
     wanted = config.weight_quantization
     if wanted not in platform.quantizations:
-        kind = platform.device.kind
-        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8: cpu; fp8: cuda)")
+        known = ", ".join(platform.quantizations)
+        where = "this card" if platform.device.kind == "cuda" else "a CPU"
+        raise ModelError(f"weight_quantization: must be {known} on {where}, got {wanted}")
     return wanted
 
 

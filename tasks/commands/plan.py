@@ -13,7 +13,6 @@ from petiole.tasks.app import worker_side
 from petiole.tasks.commands.terminal import table_text
 
 CARDS = {
-    "t4": 14.5,
     "l4": 22.0,
     "a10": 22.0,
     "4090": 23.6,

@@ -1,4 +1,4 @@
-"""What the compiler makes of the project's Triton kernels for Hopper: what would be slow or wrong there shows.
+"""What the compiler makes of the project's Triton kernels for each card: what would be slow or wrong there shows.
 
 The limits are what the kernels need now (Triton 3.6 to 3.9), with some room for another compiler.
 """
@@ -22,25 +22,41 @@ if importlib.util.find_spec("triton") is None:  # not imported: another module s
 REGISTERS = 65_536
 """Of a multiprocessor."""
 
-SHARED = 228 << 10
-"""Bytes of a multiprocessor, of which each block takes 1 KB more than it asks for."""
+SHARED = {80: 164, 86: 100, 89: 100, 90: 228}
+"""KiB of a multiprocessor, of which each block takes one more than it asks for."""
 
 
-@pytest.fixture(scope="module", params=rest(["few", "all"]))
-def kernels(request):
-    """Compiled once for each change of theirs: Triton keeps what it has compiled."""
+WITH_ALL = [(90, "few"), (90, "all"), (80, "few"), (86, "few"), (89, "few")]
+
+
+@pytest.fixture(scope="module", params=rest([(one,) for one in WITH_ALL]), ids=str)
+def compiled(request):
+    """The architecture, and what was compiled for it, once for each change: Triton keeps what it has compiled."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         pytest.skip("Triton brings its assembler for Linux on x86-64")
+    architecture, which = request.param
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.hopper", f"--{request.param}"],
+        [sys.executable, "-m", "tests.gpu.compiling", "--for", str(architecture), *["--few"] * (which == "few")],
         cwd=Path(__file__).parent.parent.parent,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout)
+    return architecture, json.loads(run.stdout)[str(architecture)]
+
+
+@pytest.fixture(scope="module")
+def kernels(compiled):
+    return compiled[1]
+
+
+@pytest.fixture(scope="module")
+def on_hopper(compiled):
+    if compiled[0] < 90:
+        pytest.skip("measured on Hopper alone")
+    return compiled[1]
 
 
 def named(kernels, *begin):
@@ -56,7 +72,8 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(kernels):
     assert all(n <= few.get(name.split()[0], 0) for name, n in spilled.items()), spilled
 
 
-def test_a_kernel_that_starts_early_touches_no_memory_before_the_one_before_it_has_ended(kernels):
+def test_a_kernel_that_starts_early_touches_no_memory_before_the_one_before_it_has_ended(on_hopper):
+    kernels = on_hopper
     waiting = {name for name, kernel in kernels.items() if kernel["waits"]}
     assert waiting == set(named(kernels, "begin", "product", "rotate_and_store"))
     assert not [name for name, kernel in kernels.items() if kernel["early"]]
@@ -65,7 +82,7 @@ def test_a_kernel_that_starts_early_touches_no_memory_before_the_one_before_it_h
 def blocks(kernel):
     """How many of its blocks a multiprocessor holds at a time."""
     registers = -(-kernel["registers"] // 8) * 8 * kernel["threads"]
-    return min(REGISTERS // registers, SHARED // (kernel["shared"] + 1024), 2048 // kernel["threads"])
+    return min(REGISTERS // registers, (SHARED[90] << 10) // (kernel["shared"] + 1024), 2048 // kernel["threads"])
 
 
 @pytest.mark.parametrize(
@@ -87,15 +104,26 @@ def blocks(kernel):
         ("grouped_product int4, 64 rows", 2),
     ],
 )
-def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels):
+def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, on_hopper):
     """But of the widest products one, which keeps as many bytes on their way as two of the others."""
-    assert min(blocks(found) for found in named(kernels, kernel).values()) >= least
+    assert min(blocks(found) for found in named(on_hopper, kernel).values()) >= least
 
 
-def test_products_with_codes_fit_into_smaller_cards(kernels):
-    """Which have 99 KiB of shared memory for a block."""
-    products = named(kernels, "grouped_product").items()
-    assert max(found["shared"] for name, found in products if "of experts," not in name) <= 99 * 1024
+def test_a_block_fits_into_the_card(compiled):
+    architecture, kernels = compiled
+    most = (SHARED[architecture] - 1) << 10
+    assert not {name: kernel["shared"] for name, kernel in kernels.items() if kernel["shared"] > most}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "waits", "barriers"), [("product", 3, 3), ("grouped_product of experts, few", 3, 3)]
+)
+def test_a_loop_reads_sixteen_bytes_at_a_time_and_seldom_waits(kernel, waits, barriers, kernels):
+    for name, found in named(kernels, kernel).items():
+        loop = found["loop"]
+        assert loop["narrow"] == 0, name
+        assert loop["waits"] <= waits, name
+        assert loop["barriers"] <= barriers, name
 
 
 def test_what_drawing_a_token_costs(kernels, record_property):

@@ -177,8 +177,6 @@ def test_drafts_are_accepted_as_on_a_cpu(width):
 @pytest.mark.parametrize("part", [1.0, 0.5, 0.25], ids=["whole", "half", "quarter"])
 @pytest.mark.parametrize("near", [False, True], ids=["halves", "neighbours"])
 def test_heads_are_normed_and_rotated_as_in_torch_and_keys_and_values_stored(shape, near, part, normed, dtype):
-    if dtype is torch.float8_e4m3fn and DEVICE == "cpu":
-        pytest.skip("the interpreter rounds eight bits its own way")
     n_heads, n_kv_heads, width = shape
     qkv = torch.randn(7, (n_heads + 2 * n_kv_heads) * width, device=DEVICE, dtype=torch.bfloat16)
     qkv[:, -n_kv_heads * width :] *= 300  # more than eight bits hold
@@ -198,6 +196,26 @@ def test_heads_are_normed_and_rotated_as_in_torch_and_keys_and_values_stored(sha
     torch.testing.assert_close(q, q_expected, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(keys, keys_expected, rtol=close, atol=1e-2)
     assert torch.equal(values, values_expected)
+
+
+def test_keys_are_rounded_to_eight_bits_as_by_torch():
+    """Numbers of all sizes, halves between two codes, the least ones, and those beyond the range."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    codes = codes[~codes.isnan()].sort().values
+    near = torch.cat(
+        [codes, (codes[1:] + codes[:-1]) / 2, torch.randn(20_000) * 10 ** torch.empty(20_000).uniform_(-4, 3)]
+    )
+    near = torch.cat(
+        [near, near * (1 + 1e-6), near * (1 - 1e-6), torch.tensor([449.0, -1e30, 2.0**-10, -(2.0**-11)])]
+    )
+    n = len(near) // 64
+    k = near[: n * 64].to(DEVICE).view(n, 1, 64)
+    rotation = Rotation(None, 0.0, torch.zeros(n, dtype=torch.int32, device=DEVICE), None, False)
+    keys, values = (torch.full((n, 1, 64), 1.0, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
+    rotate_and_store(k.clone(), k, k, rotation, keys, values, torch.arange(n, device=DEVICE))
+    expected = k.clamp(-448, 448).to(torch.float8_e4m3fn)
+    for found in (keys, values):
+        assert torch.equal(found.view(torch.uint8).cpu(), expected.view(torch.uint8).cpu())
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -42,8 +42,13 @@ def _has_links(request: Any, _: Any) -> bool:
     return linked(request)
 
 
+def _says(word: bytes, args: Sequence[object]) -> bool:
+    """Whether one of the operations of a call of the script is this one."""
+    return any(word in arg.split() for arg in args if isinstance(arg, bytes))
+
+
 def _announces(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
-    return any("prepared" in arg.split() for arg in args if isinstance(arg, str))
+    return _says(b"prepared", args)
 
 
 def _announced(publisher: Any, outbox: Any, operations: str, *_: Any) -> bool:
@@ -51,7 +56,7 @@ def _announced(publisher: Any, outbox: Any, operations: str, *_: Any) -> bool:
 
 
 def _ends(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
-    return any("last" in arg.split() for arg in args if isinstance(arg, str))
+    return _says(b"last", args)
 
 
 POINTS = {

@@ -56,6 +56,7 @@ from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, sta
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.cuda.supported import ATTENTION, CAPTURED, ENCODED
+from petiole.gpu_worker.runtime.device.cuda import architecture
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, staged, upload, upload_together
 from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, Int64Array, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -277,12 +278,7 @@ class CudaExecutor:
 
     @property
     def instructions(self) -> str:
-        """The architecture for which kernels are compiled."""
-        place = self._cache.device
-        if place.type != "cuda":
-            return ""
-        major, minor = torch.cuda.get_device_capability(place)
-        return f"sm_{major}{minor}"
+        return architecture(self._cache.device)
 
     def _new_slot(self, shapes: dict[str, list[Shape]], workspace: Tensor, device: Device) -> _Slot:
         states = None if self._recurrent is None else self._recurrent.layers

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from petiole.contract.settings.engine import BATCHING, EngineConfig
-from petiole.gpu_worker.exceptions import require
+from petiole.gpu_worker.exceptions import MachineError, require
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Quantization
@@ -25,13 +25,19 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     require_flashinfer,
     working_bytes,
 )
-from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
+from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream, capability
 from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.kv_tier import RING_BYTES
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, states_of_row
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, feature_bytes, largest_region
+
+OLDEST = (8, 0)
+"""The least compute capability for which the kernels are compiled and checked: A100."""
+
+EIGHT_BIT_FLOATS = (8, 9)
+"""The least whose tensor cores multiply eight-bit floats: L4, 4090."""
 
 
 class CudaPlatform:
@@ -43,12 +49,18 @@ class CudaPlatform:
         self.kernels = FlashInferKernels()
         self.choose, self.accept = choose, accept
         self.dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-        self.quantizations: tuple[Quantization, ...] = ("none", "fp8", "int4")
+        real = device.torch_device.type == "cuda"
+        self._capability = capability(device.torch_device) if real else EIGHT_BIT_FLOATS
+        fp8: tuple[Quantization, ...] = ("fp8",) if self._capability >= EIGHT_BIT_FLOATS else ()
+        self.quantizations: tuple[Quantization, ...] = ("none", *fp8, "int4")
         self.pinned = True
         self.drafts = False
         self.block_reader = None
 
     def require(self, model: ModelPlan) -> None:
+        if self._capability < OLDEST:
+            oldest, found = (".".join(map(str, one)) for one in (OLDEST, self._capability))
+            raise MachineError(f"the card's compute capability: must be at least {oldest}, got {found}")
         require_flashinfer(model)
 
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:

@@ -24,6 +24,7 @@ from petiole.gpu_worker.models.parts.attention import Distances
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.runtime.device.cuda import architecture
 from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import VECTORS, Int32Array, Int64Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
@@ -165,10 +166,7 @@ class CudaTextExecutor:
 
     @property
     def instructions(self) -> str:
-        if self._place.type != "cuda":
-            return ""
-        major, minor = torch.cuda.get_device_capability(self._place)
-        return f"sm_{major}{minor}"
+        return architecture(self._place)
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         decoder, place = self._decoder, self._place

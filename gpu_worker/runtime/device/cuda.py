@@ -14,6 +14,16 @@ from petiole.gpu_worker.runtime.device.device import DeviceError, DeviceEvent, S
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
+def capability(place: torch.device) -> tuple[int, int]:
+    """The compute capability of a card; (0, 0) where there is none."""
+    return torch.cuda.get_device_capability(place) if place.type == "cuda" else (0, 0)
+
+
+def architecture(place: torch.device) -> str:
+    """The architecture for which kernels are compiled, such as "sm_90"; empty where there is no card."""
+    return "sm_{}{}".format(*capability(place)) if place.type == "cuda" else ""
+
+
 class CudaEvent:
     """A `torch.cuda.Event` whose failed wait raises `DeviceError`."""
 

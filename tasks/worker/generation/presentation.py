@@ -34,12 +34,14 @@ SHORT = 64
 @dataclass(frozen=True)
 class Presentation:
     """The presentation of one model. `shown`: the special tokens that its marks consist of. `family`: the format
-    in which calls are enforced. `reasons`: whether its template knows reasoning; families have models without."""
+    in which calls are enforced. `reasons`: whether its template knows reasoning; families have models without.
+    `offers`: whether its template shows a model the tools."""
 
     format: ToolFormat | None = None
     family: ToolFormat | None = None
     shown: Sequence[str] = ()
     reasons: bool = True
+    offers: bool = True
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Presentation:
@@ -49,7 +51,8 @@ class Presentation:
         format = formats.of_checkpoint(facts)
         shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()
         family = formats.of_family(facts)
-        return cls(format, family, shown, formats.reasons(facts, family))
+        offers = "tools" in (facts.get("chat_template") or "tools")
+        return cls(format, family, shown, formats.reasons(facts, family), offers)
 
     @property
     def _writing(self) -> Writing:
@@ -83,6 +86,9 @@ class Presentation:
         self._check_names(asked)
         budget = asked.max_reasoning_tokens
         calling, writing = asked.calling, self._writing
+        if asked.tools and asked.tool_choice != "none" and not self.offers:
+            limit = "must not be given: the model's chat template has no place for them"
+            raise InvalidRequest("tools", limit, shorten(asked.tools))
         if not self.reasons and budget is None:
             writing = replace(writing, thought=None)
         if calling.enforced:

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.runtime.device.cuda import capability
 
 _PAIRS = 512
 """Pairs of elements that a program turns: of up to eight heads."""
@@ -23,7 +24,7 @@ def overlapped(x: Tensor) -> dict[str, bool]:
 
     From Hopper on, such a kernel may start while the previous kernel ends (programmatic dependent launch).
     """
-    hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+    hopper = capability(x.device) >= (9, 0)
     return {"OVERLAPPED": True, "launch_pdl": True} if hopper else {"OVERLAPPED": False}
 
 
@@ -43,6 +44,8 @@ def rotate_and_store(
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table is None or table.is_contiguous()
     _check_sizes(q, k, v, rotation, keys, values)
+    if keys.dtype == torch.float8_e4m3fn:  # as bits: cards before 8.9 have no such type
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     q_norm, k_norm = rotation.norms or (q, q)
     _rotate_and_store[(n, triton.cdiv(n_heads, heads) + triton.cdiv(n_kv_heads, heads))](
         q,
@@ -208,10 +211,23 @@ def _pairs(x, at, apart, used):
 
 @triton.jit
 def _store_pairs(target, at, apart, used, low, high):
-    if target.dtype.element_ty == tl.float8e4nv:
-        low, high = tl.clamp(low, -FP8_MAX, FP8_MAX), tl.clamp(high, -FP8_MAX, FP8_MAX)
+    if target.dtype.element_ty == tl.uint8:
+        low, high = _in_eight_bits(low), _in_eight_bits(high)
     tl.store(target + at, low.to(target.dtype.element_ty), mask=used)
     tl.store(target + at + apart, high.to(target.dtype.element_ty), mask=used)
+
+
+@triton.jit
+def _in_eight_bits(x):
+    """The bits of the float8_e4m3fn that is nearest to a float32, of two the even one; beyond the range, the
+    largest. Below the least normal one, 2**-6, these are multiples of 2**-9: adding 1.5 * 2**23 rounds to one."""
+    number = x.to(tl.int32, bitcast=True)
+    magnitude = tl.minimum(number & 0x7FFFFFFF, 0x43E00000)  # of FP8_MAX
+    normal = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1) >> 20) - (120 << 3)
+    small = (magnitude.to(tl.float32, bitcast=True) * 512.0 + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    bits = tl.where(magnitude < 0x3C800000, small, normal)
+    bits = tl.where((number & 0x7FFFFFFF) > 0x7F800000, 0x7F, bits)  # not a number
+    return (bits | (number >> 24) & 0x80).to(tl.uint8)
 
 
 def write_pages(tables: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:

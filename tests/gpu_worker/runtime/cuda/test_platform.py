@@ -11,11 +11,12 @@ import torch
 
 from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import EngineConfig
-from petiole.gpu_worker.exceptions import MachineError
+from petiole.gpu_worker.exceptions import MachineError, ModelError
 from petiole.gpu_worker.runtime.building import pools_of
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.cuda.executor import working_bytes
 from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
+from petiole.gpu_worker.runtime.derived_settings import quantization
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes
 from petiole.gpu_worker.runtime.platforms import Platform
 
@@ -26,8 +27,25 @@ FREE = 8 * 2**30
 def platform(monkeypatch: pytest.MonkeyPatch) -> CudaPlatform:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (FREE, FREE))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    return of_card((9, 0), monkeypatch)
+
+
+def of_card(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> CudaPlatform:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     device: Any = SimpleNamespace(torch_device=torch.device("cuda", 3), kind="cuda", new_stream=lambda name: name)
     return CudaPlatform(device)
+
+
+def test_what_an_older_card_cannot_compute_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Any], open_runtime: Callable[..., Any]
+) -> None:
+    plan = open_runtime(checkpoint("qwen3")[0])._decoder.plan
+    with pytest.raises(MachineError, match=r"compute capability: must be at least 8\.0, got 7\.5"):
+        of_card((7, 5), monkeypatch).require(plan)
+    wanted = EngineConfig(weight_quantization="fp8")
+    assert quantization(wanted, of_card((8, 9), monkeypatch)) == "fp8"
+    with pytest.raises(ModelError, match="weight_quantization: must be none, int4 on this card, got fp8"):
+        quantization(wanted, of_card((8, 6), monkeypatch))
 
 
 def test_its_tensors_are_where_the_device_is(platform: CudaPlatform) -> None:

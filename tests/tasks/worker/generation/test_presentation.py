@@ -108,8 +108,8 @@ QWEN_25 = "<|im_start|>{{ messages }}<tool_call>{{ tools }}"
         ({"chat_template": QWEN_25}, False),
         ({"chat_template": QWEN_25 + "{{ content.split('</think>') }}"}, True),
         ({"chat_template": QWEN_25, "reasoning": True}, True),
-        ({"chat_template": "[TOOL_CALLS][ARGS]"}, False),
-        ({"chat_template": "[TOOL_CALLS][ARGS][THINK]"}, True),
+        ({"chat_template": "{{ tools }}[TOOL_CALLS][ARGS]"}, False),
+        ({"chat_template": "{{ tools }}[TOOL_CALLS][ARGS][THINK]"}, True),
     ],
 )
 def test_an_enforced_call_has_a_thought_only_where_the_template_knows_one(
@@ -122,6 +122,14 @@ def test_an_enforced_call_has_a_thought_only_where_the_template_knows_one(
     assert (kind, value["thought"] is not None) == ("calls", thinks)
     asked_for = own.constraint(validate(ChatRequest, given | {"max_reasoning_tokens": 5})) or ("", {})
     assert asked_for[1]["thought"] is not None, "a budget asks for it"
+
+
+def test_tools_are_refused_if_the_model_would_never_see_them() -> None:
+    own, given = Presentation.of({"chat_template": "{{ messages }}"}), {"messages": SAID, "tools": [{"name": "f"}]}
+    with pytest.raises(InvalidRequest, match="tools: must not be given: the model's chat template"):
+        own.constraint(validate(ChatRequest, given))
+    assert own.constraint(validate(ChatRequest, given | {"tool_choice": "none"})) is None
+    assert own.constraint(validate(ChatRequest, {"messages": SAID})) is None
 
 
 def test_a_strict_tool_forbids_calls_without_marks() -> None:

@@ -1,21 +1,21 @@
-"""The project's Triton kernels compiled for Hopper, on a machine that has no card: `python -m tests.gpu.hopper`.
+"""The project's Triton kernels compiled for cards that are not here: `python -m tests.gpu.compiling`.
 
 Each kernel is compiled by the function around it, with arguments as a model gives them, and not launched. Prints a
-JSON object: for each kernel and variant what the compiler and the machine code say of it. `--few`: only the
-variants in `FEW`, which have every kernel. A process of its own, because Triton settles at its import whether it
-interprets.
+JSON object: for each architecture, kernel and variant what the compiler and the machine code say of it. `--few`:
+only the variants in `FEW`, which have every kernel. `--for 80`: only this architecture; it may be repeated.
+A process of its own, because Triton settles at its import whether it interprets.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,26 @@ VOCAB = 151_936
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
+ARCHITECTURES = (80, 86, 89, 90)
+"""A100; A10 and 3090; L4 and 4090; H100 and H200."""
+
+
+@dataclass
+class Loop:
+    """What one iteration of a kernel's innermost loop does. products: instructions of the tensor cores; waits: for
+    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a thread."""
+
+    products: int
+    waits: int
+    barriers: int
+    narrow: int
+
+
 @dataclass
 class Compiled:
     """registers: of a thread; stack: bytes of it in local memory, where spilled registers lie; shared: bytes of a
     block; instructions: of the machine code, executed once or often; waits, early: whether it waits for the kernel
-    before it, and reads or writes global memory before that."""
+    before it, and reads or writes global memory before that; loop: that with the most products."""
 
     registers: int
     stack: int
@@ -59,54 +74,99 @@ class Compiled:
     instructions: int
     waits: bool
     early: bool
+    loop: Loop | None
 
 
+@dataclass
 class NoCard:
-    """What Triton asks of a driver before it compiles."""
+    """What Triton asks of a driver before it compiles. For each device it keeps what it has compiled, so each
+    architecture is a device."""
+
+    architecture: int = ARCHITECTURES[-1]
 
     def get_current_device(self) -> int:
-        return 0
+        return self.architecture
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.architecture, 32)
+
+
+@dataclass
+class Compiling:
+    """Compiles each kernel that is called, for one architecture at a time, and keeps what came of it."""
+
+    card: NoCard = field(default_factory=NoCard)
+    found: dict[str, Compiled] = field(default_factory=dict)
+    variant: str = ""
+
+    def run(self, function: Any, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+        kernel = call(function, *args, **options | {"warmup": True})
+        self.found[f"{function.fn.__name__.lstrip('_')} {self.variant}".strip()] = examined(kernel)
+
+    def overlapped(self, x: Tensor) -> dict[str, bool]:
+        return {"OVERLAPPED": True, "launch_pdl": True} if self.card.architecture >= 90 else {"OVERLAPPED": False}
+
+    def of(self, architecture: int, variants: Iterable[str]) -> dict[str, Compiled]:
+        self.card.architecture, self.found = architecture, {}
+        for self.variant in variants:
+            if architecture >= SINCE.get(self.variant, 0):
+                VARIANTS[self.variant]()
+        return dict(sorted(self.found.items()))
 
 
 def main() -> None:
-    found: dict[str, Compiled] = {}
-    variant = ""
-    run = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        found[f"{self.fn.__name__.lstrip('_')} {variant}".strip()] = examined(kernel)
-
-    driver.set_active(NoCard())
-    JITFunction.run = compile_only
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--few", action="store_true")
+    parser.add_argument("--for", dest="architectures", type=int, choices=ARCHITECTURES, action="append")
+    options = parser.parse_args()
+    compiling, run = Compiling(), JITFunction.run
+    driver.set_active(compiling.card)
+    JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
     for module in (layers, decode):
-        module.overlapped = lambda x: {"OVERLAPPED": True, "launch_pdl": True}
-    for variant in FEW if "--few" in sys.argv else VARIANTS:  # `compile_only` reads it
-        VARIANTS[variant]()
-    print(json.dumps({name: asdict(kernel) for name, kernel in sorted(found.items())}, indent=1))
+        module.overlapped = compiling.overlapped
+    variants = FEW if options.few else VARIANTS
+    found = {one: compiling.of(one, variants) for one in options.architectures or ARCHITECTURES}
+    every = {one: {name: asdict(kernel) for name, kernel in kernels.items()} for one, kernels in found.items()}
+    print(json.dumps(every, indent=1))
 
 
 def examined(kernel: Any) -> Compiled:
     usage, code = texts(kernel.asm["cubin"])
-    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", code)
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", code)
     (registers,), (stack,) = (re.findall(rf"\b{name}:(\d+)", usage) for name in ("REG", "STACK"))
-    places = {name: [i for i, line in enumerate(lines) if re.search(name, line)] for name in (WAIT, MEMORY)}
+    places = {name: [i for i, (_, line) in enumerate(lines) if re.search(name, line)] for name in (WAIT, MEMORY)}
     waits = bool(places[WAIT])
     return Compiled(
         registers=int(registers),
         stack=int(stack),
         shared=kernel.metadata.shared,
         threads=kernel.metadata.num_warps * 32,
-        instructions=sum(not line.startswith("NOP") for line in lines),
+        instructions=sum(not line.startswith("NOP") for _, line in lines),
         waits=waits,
         early=waits and bool(places[MEMORY]) and places[MEMORY][0] < places[WAIT][0],
+        loop=max(loops(lines), key=lambda loop: loop.products, default=None),
     )
+
+
+def loops(lines: list[tuple[str, str]]) -> Iterator[Loop]:
+    """Those that have no other one inside. lines: the address and the instruction of each."""
+    at = {int(address, 16): i for i, (address, _) in enumerate(lines)}
+    ends = [(at[int(to, 16)], i) for i, (_, line) in enumerate(lines) for to in re.findall(r"\bBRA 0x(\w+)", line)]
+    back = [(first, last) for first, last in ends if first < last]
+    for first, last in back:
+        if any((a, b) != (first, last) and first <= a and b <= last for a, b in back):
+            continue
+        inside = [line for _, line in lines[first : last + 1]]
+        read = [line for line in inside if re.search(READ, line)]
+        yield Loop(
+            products=sum(bool(re.search(PRODUCT, line)) for line in inside),
+            waits=sum(bool(re.search(r"\bDEPBAR\.LE|\bWARPGROUP\.DEPBAR", line)) for line in inside),
+            barriers=sum(bool(re.search(r"\bBAR\.", line)) for line in inside),
+            narrow=sum(not re.search(r"\.128\b", line) for line in read),
+        )
 
 
 def texts(cubin: bytes) -> tuple[str, str]:
@@ -124,6 +184,8 @@ def texts(cubin: bytes) -> tuple[str, str]:
 
 
 WAIT = r"\bACQBULK\b"
+READ = r"\b(LDG|LDGSTS)\."
+PRODUCT = r"\b(HMMA|IMMA|QMMA|HGMMA|IGMMA|QGMMA)\."
 MEMORY = r"\b(LDG|STG|LD|ST|LDGSTS|UBLKCP|RED|ATOM|ATOMG)\b"
 
 
@@ -324,6 +386,9 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         2048, lambda n, k: CodeLayout(n, k, k, codes=torch.float8_e4m3fn)
     ),
 }
+
+SINCE = {"of 4096": 89}
+"""The architectures from which on the engine launches a kernel at all: earlier ones have no eight-bit floats."""
 
 FEW = (
     "bfloat16",
