@@ -348,11 +348,14 @@ class CudaExecutor:
     def _states(self, inputs: StepInputs, copies: Int64Array | None) -> StatesOnCuda | None:
         if self._recurrent is None:
             return None
+        from petiole.gpu_worker.runtime.cuda.fused.states import fla
+
         bounds = np.concatenate([[0], np.cumsum(inputs.lengths)])
         of = np.arange(len(inputs.batch_rows)).repeat(inputs.lengths)
         copies = np.full(len(of), -1) if copies is None else copies
         arrays = [array.astype(np.int32) for array in (inputs.batch_rows, bounds, of, copies)]
-        return StatesOnCuda(self._recurrent.layers, *upload_together(arrays, self._cache.device))
+        parts = fla.parts_of(arrays[1], arrays[3], self._cache.device) if fla.chosen() else ()
+        return StatesOnCuda(self._recurrent.layers, *upload_together(arrays, self._cache.device), parts)
 
     def _embed(self, inputs: StepInputs, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         """pending: bool [T], which tokens come from their rows' pending buffers."""
