@@ -4,50 +4,25 @@ strict about its arguments, in float32."""
 from __future__ import annotations
 
 import importlib.util
-import sys
-import types
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
 from petiole.gpu_worker.runtime.cuda.fused.states import fla
 from petiole.gpu_worker.runtime.cuda.fused.states.fla import CHUNK, apply_delta_rule_by_fla, parts_of
 from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import apply_delta_rule
 from tests.gpu.test_fused import DEVICE, int32, normal, packed
+from tests.support.fake_flashinfer import install_fla
 
 REAL = DEVICE != "cpu" and importlib.util.find_spec("fla") is not None
-
-
-def stand_in(
-    q: Any, k: Any, v: Any, *, g: Any, beta: Any, scale: float, initial_state: Any, output_final_state: bool
-) -> Any:
-    assert {part.dtype for part in (q, k, v)} == {torch.bfloat16}
-    assert {part.dtype for part in (g, beta, initial_state)} == {torch.float32}
-    assert all(part.is_contiguous() for part in (q, k, v, g, beta))
-    (n, heads, value_dim), (key_heads, key_dim) = v.shape[1:], k.shape[2:]
-    assert q.shape == k.shape == (1, n, key_heads, key_dim)
-    assert n >= CHUNK
-    assert heads % key_heads == 0
-    assert g.shape == beta.shape == (1, n, heads)
-    assert initial_state.shape == (1, heads, key_dim, value_dim)
-    assert (scale, output_final_state) == (1.0, True)
-    q, k = (part.float().repeat_interleave(heads // key_heads, 2) for part in (q, k))
-    found, state = delta_rule(q, k, v.float(), g, beta, initial_state)
-    return found.bfloat16(), state
 
 
 @pytest.fixture(autouse=True)
 def computes(monkeypatch: pytest.MonkeyPatch) -> None:
     if not REAL:
-        made = types.ModuleType("fla.ops.gated_delta_rule")
-        made.__dict__["chunk_gated_delta_rule"] = stand_in
-        for name in ("fla", "fla.ops"):
-            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-        monkeypatch.setitem(sys.modules, made.__name__, made)
+        install_fla(monkeypatch)
 
 
 @pytest.mark.parametrize("rounded", [False, True])

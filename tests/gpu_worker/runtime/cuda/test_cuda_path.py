@@ -110,6 +110,37 @@ def test_a_row_goes_on_behind_a_snapshot(family, settings, checkpoint, open_runt
         assert relative_error(got, reference(model, other.prompt)[-1:]) < 1e-5
 
 
+def test_long_rows_of_delta_nets_go_to_fla(checkpoint, open_runtime, monkeypatch, cpu_path):
+    """Chunks of a prompt, one with a snapshot in it, beside a row that decodes. transformers takes it, too."""
+    found, rule = [], fake_flashinfer.chunk_gated_delta_rule
+
+    def counted(q, *more, **named):
+        found.append(q.shape[1])
+        return rule(q, *more, **named)
+
+    folder, model = checkpoint("qwen3.5")
+    with monkeypatch.context() as patched:
+        patched.setenv("PETIOLE_EXACT", "off")
+        patched.setenv("PETIOLE_UNTIMED", "chunks")
+        patched.setattr(fake_flashinfer, "chunk_gated_delta_rule", counted)
+        fake_flashinfer.install(patched)
+        fake_flashinfer.install_fla(patched)
+        driver = Driver(fake_flashinfer.compute_as_on_cuda(open_runtime(folder, cuda_graphs="off")))
+        beside, long = driver.sequence(tokens(5), ALL), driver.sequence(tokens(200, 3), ALL)
+        driver.keep(long, 150)
+        driver.prefill([beside])
+        driver.prefill([long], [80])
+        step = driver.launch("mixed", [beside, long], [[-1], long.prompt[80:]], [1, 1])
+        first = table(driver.finish_step(*step))
+        other = driver.fork(long, [*long.prompt[:150], *tokens(5, 8)], 150)
+        second = table(driver.prefill([other]))
+    seen = [(beside.prompt + beside.output)[:6], long.prompt, other.prompt]
+    expected = np.array([reference(model, one)[-1] for one in seen])
+    assert relative_error(np.concatenate([first, second]), expected) < 2e-2
+    layers = len(list(driver.runtime._decoder.plan.recurrent))
+    assert found == [80] * layers + [70] * layers, "the 50 behind the snapshot are fewer than a chunk"
+
+
 @pytest.mark.parametrize("sampling", MIN_TOKENS, ids=lambda sampling: sampling.min_tokens)
 def test_min_tokens_are_those_of_transformers(sampling, checkpoint, open_cuda):
     """In captured steps of one size, beside rows that do not ask for them."""

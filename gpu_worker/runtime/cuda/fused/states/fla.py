@@ -21,7 +21,6 @@ from torch import Tensor
 
 from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
-from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import apply_delta_rule, key_heads_of
 from petiole.gpu_worker.runtime.cuda.supported import tried
 from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import Int32Array
@@ -75,6 +74,8 @@ def apply_delta_rule_by_fla(
     """As `recurrent.apply_delta_rule`, up to rounding. parts: of the rows of `CHUNK` positions and more, in their
     order."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import apply_delta_rule, key_heads_of
 
     step = places, bounds, copies
     outputs = apply_delta_rule(qkv, g, beta, matrices, rounded, *step, tiled=tiled, most=CHUNK - 1)
