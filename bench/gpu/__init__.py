@@ -6,6 +6,7 @@ serving      a part: many sequences at once, beside other servers
 vision       parts: questions about pictures
 attention    a part: the attention of a decode step alone
 layers       a part: the layers of a small batch without their attention
+rules        a part: the delta rule of a layer alone
 codes        a part: products with codes, and the launches of a mixture
 host         the host's time for a step; also on a pretended card
 wheelhouse/  what a machine without internet needs beside torch

@@ -36,6 +36,7 @@ from bench.gpu.card import (
 )
 from bench.gpu.codes import coding
 from bench.gpu.layers import layering
+from bench.gpu.rules import LENGTHS, ruling, ways
 from bench.gpu.serving import beside_mixed, beside_transformers, beside_vllm, workload
 from bench.gpu.vision import images, questions
 from bench.harness.checkpoints.decoders import Described, Shape, config
@@ -295,7 +296,8 @@ def large(report: Report, card: Card) -> None:
         prefill(report, runtime, QWEN3_8B, card)
         for batch in (1, 64):
             decode_kernels(report, runtime, QWEN3_8B, batch)
-        prefill_kernels(report, runtime, QWEN3_8B, 512)
+        for length in (512, 8192):
+            prefill_kernels(report, runtime, QWEN3_8B, length)
 
 
 def small(report: Report, card: Card) -> None:
@@ -328,15 +330,27 @@ def large_fp8(report: Report, card: Card) -> None:
 
 
 def with_states(report: Report, card: Card) -> None:
-    """Three of four layers are delta nets, whose states are read and written in float32."""
+    """Three of four layers are delta nets, whose states are read and written in float32. Prefills in exact mode,
+    and what it costs: beside those in chunks."""
     raw = config(QWEN35_08B) | WITH_STATES | QWEN35_SIZES
-    model = Described(QWEN35_08B.name, QWEN35_08B.dtype, raw)
-    with opened(model, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=9216) as runtime:
-        counted = Counted(model.name, model.dtype, model_of(raw).plan, runtime.limits.computing.weight_bytes)
-        decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
-        prefill(report, runtime, counted, card, target=None)
-        decode_kernels(report, runtime, counted, 16)
-        prefill_kernels(report, runtime, counted, 512)
+    for way in ways(report):
+        states_in(report, card, Described(QWEN35_08B.name, QWEN35_08B.dtype, raw), way)
+        release()
+
+
+def states_in(report: Report, card: Card, model: Described, way: str) -> None:
+    settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+    with opened(model, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+        counted = Counted(model.name, model.dtype, model_of(model.raw).plan, runtime.limits.computing.weight_bytes)
+        if way == "position by position":
+            decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
+            decode_kernels(report, runtime, counted, 16)
+            prefill_kernels(report, runtime, counted, 512)
+        told = dataclasses.replace(counted, name=f"{counted.name}, {way}")
+        for length in LENGTHS:
+            target = 0.25 if (length, way) == (8192, "by fla-core") else None
+            prefill(report, runtime, told, card, length, target)
+        prefill_kernels(report, runtime, told, 8192)
 
 
 def in_four_bits(report: Report, card: Card) -> None:
@@ -387,6 +401,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "states": with_states,
+    "rules": ruling,
     "four-bits": in_four_bits,
     "mixtures": mixtures,
     "vllm": beside_vllm,

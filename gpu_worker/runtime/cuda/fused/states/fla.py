@@ -88,7 +88,7 @@ def apply_delta_rule_by_fla(
             at = place, own, copies[some]
             outputs[some] = apply_delta_rule(*given, matrices, rounded, *at, tiled=tiled)
             continue
-        q, k, v = given[0].bfloat16().split(sizes, 1)
+        q, k, v = torch.split(given[0].bfloat16(), sizes, 1)
         q, k = (part.unflatten(1, (-1, key_dim)) for part in (q, k))
         if tiled:
             q, k = (part.repeat(1, heads // key_heads, 1) for part in (q, k))
