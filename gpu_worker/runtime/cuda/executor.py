@@ -355,7 +355,8 @@ class CudaExecutor:
         copies = np.full(len(of), -1) if copies is None else copies
         arrays = [array.astype(np.int32) for array in (inputs.batch_rows, bounds, of, copies)]
         parts = fla.parts_of(arrays[1], arrays[3], self._cache.device) if fla.chosen() else ()
-        return StatesOnCuda(self._recurrent.layers, *upload_together(arrays, self._cache.device), parts=parts)
+        places, ends, rows, kept = upload_together(arrays, self._cache.device)
+        return StatesOnCuda(self._recurrent.layers, places, ends, rows, kept, parts)
 
     def _embed(self, inputs: StepInputs, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         """pending: bool [T], which tokens come from their rows' pending buffers."""

@@ -82,18 +82,18 @@ def apply_delta_rule_by_fla(
     key_heads, (heads, key_dim, value_dim) = key_heads_of(qkv, g, beta, matrices), matrices.shape[1:]
     sizes = [key_heads * key_dim, key_heads * key_dim, heads * value_dim]
     for row, first, end, own, copied in parts:
-        place, some = places[row : row + 1], slice(first, end)
+        place, some, n = places[row : row + 1], slice(first, end), end - first
         given = qkv[some], g[some], beta[some]
-        if end - first < CHUNK:
+        if n < CHUNK:
             at = place, own, copies[some]
             outputs[some] = apply_delta_rule(*given, matrices, rounded, *at, tiled=tiled)
             continue
         q, k, v = torch.split(given[0].bfloat16(), sizes, 1)
-        q, k = (part.unflatten(1, (-1, key_dim)) for part in (q, k))
+        q, k, v = q.reshape(n, -1, key_dim), k.reshape(n, -1, key_dim), v.reshape(n, -1, value_dim)
         if tiled:
             q, k = (part.repeat(1, heads // key_heads, 1) for part in (q, k))
         found, state = chunk_gated_delta_rule(
-            *(part.contiguous()[None] for part in (q, k, v.unflatten(1, (-1, value_dim)))),
+            *(part.contiguous()[None] for part in (q, k, v)),
             g=given[1][None],
             beta=given[2][None],
             scale=1.0,  # of queries, which `prepare` has scaled; and it has normed them and the keys
