@@ -1,6 +1,7 @@
 """On a CUDA device.
 
 __main__     `python -m bench.gpu`
+calls        `python -m bench.gpu.calls`: what to run on a card that is lent for a quarter of an hour
 steps        decode and prefill against their floors; the parts of `bench.gpu`
 serving      a part: many sequences at once, beside other servers
 vision       parts: questions about pictures

@@ -6,7 +6,8 @@ sequences, beside transformers' own continuous batching and, if it is installed,
 Floors come from two rates measured at the start of the call: a large copy on the device (bytes read plus written)
 and a large bf16 matrix product. Weights are random. `--only` picks parts. Figures of other parts that the same
 commit has measured on the same card stay in the file (`bench.harness.parts`). With PETIOLE_CUDA_GRAPHS=off
-decodes run eagerly, and these figures stand beside the others."""
+decodes run eagerly, and with PETIOLE_UNTIMED by kernels that are not the default; these figures stand beside the
+others."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from bench.gpu.card import (
 from bench.gpu.codes import coding
 from bench.gpu.layers import layering
 from bench.gpu.rules import LENGTHS, ruling, ways
-from bench.gpu.serving import beside_mixed, beside_transformers, beside_vllm, workload
+from bench.gpu.serving import beside_mixed, beside_transformers, beside_vllm, workload, workload_fp8
 from bench.gpu.vision import images, questions
 from bench.harness.checkpoints.decoders import Described, Shape, config
 from bench.harness.checkpoints.random_weights import FourBitWeights, RandomWeights
@@ -45,6 +46,7 @@ from bench.harness.driver import Driver, Stream
 from bench.harness.parts import Parts, apart, failed, measured, read
 from bench.harness.report import Report, arguments, table
 from bench.models.mixtures import QWEN3_30B
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.request import Request, SamplingParams
@@ -55,7 +57,8 @@ QWEN35_08B = Shape(
     "Qwen3.5-0.8B shape, bf16", "bfloat16", 248_320, 1024, 3584, 24, 8, 2, 256, max_positions=16_384
 )
 CEILINGS = "ceilings"
-VARIANT = "" if GRAPHS == "on" else ", eager"
+UNTIMED = switch("untimed")
+VARIANT = ("" if GRAPHS == "on" else ", eager") + ("" if UNTIMED == "off" else f", untimed kernels {UNTIMED}")
 CUT_OFF = "cut off"
 BANDWIDTH, RATE = "copy on the device", "bf16 matrix product"
 
@@ -390,6 +393,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
     "workload": workload,
+    "workload-fp8": workload_fp8,
     "questions": questions,
     "images": lambda report, card: images(report, card, profile=kernels),
     "transformers": beside_transformers,
