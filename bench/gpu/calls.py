@@ -48,9 +48,7 @@ CALLS: dict[str, tuple[float, tuple[Command, ...]]] = {
     "a": (
         300,
         (
-            tests(
-                80, "-n", "12", "--dist", "load", "-m", "not slow", "-k", "not takes_the_memory and not kv_dtype"
-            ),
+            tests(80, "-n", "12", "--dist", "load", "-m", "not slow", "-k", "not takes_the_memory"),
             parts("kernels", 130, 60, "attention", "codes", "layers", "sampling", "rules"),
             parts("models", 150, 70, "states", "four-bits", "mixtures"),
         ),
@@ -62,7 +60,7 @@ CALLS: dict[str, tuple[float, tuple[Command, ...]]] = {
             parts("workload", 60, 40, "workload", "workload-fp8"),
             parts("untimed", 60, 40, "workload", "workload-fp8", untimed=True),
             parts("fp8", 40, 40, "8b-fp8"),
-            tests(40, "-n", "4", "-k", "kv_dtype or windows"),
+            tests(40, "-n", "4", "-m", "slow"),
         ),
     ),
     "vllm": (280, (parts("vllm", 280, 280, "vllm"),)),
@@ -78,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
     whole, commands = CALLS[options.call]
-    ends, failed = time.monotonic() + (options.within or whole), []
+    ends, failed = time.monotonic() + (whole if options.within is None else options.within), []
     for command in commands:
         log = options.folder / f"{options.call}-{command.name}.txt"
         began, left = time.monotonic(), ends - time.monotonic()
