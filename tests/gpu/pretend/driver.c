@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+CUresult cuDriverGetVersion(int *version) {
+    return (CUresult)cudaDriverGetVersion(version);
+}
+
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     *device = 0;
     return CUDA_SUCCESS;
@@ -17,6 +21,10 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
     static int one;
     *context = (CUcontext)&one;
     return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+    return cuDeviceGet(device, 0);
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
@@ -45,6 +53,10 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     static int one;
     *module = (CUmodule)&one;
     return (CUresult)refuse_unsafe("cuModuleLoadData");
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+    return CUDA_SUCCESS;
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
