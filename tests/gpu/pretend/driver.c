@@ -76,6 +76,8 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    if (attribute >= CU_FUNC_ATTRIBUTE_MAX) /* of a later driver: Triton does without */
+        return CUDA_ERROR_INVALID_VALUE;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
         return CUDA_SUCCESS;
     return (CUresult)allow_shared((Kernel *)function, value, "cuFuncSetAttribute");
