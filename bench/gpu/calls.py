@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[float, tuple[Command, ...]]] = {
         (
             tests(80, "-n", "12", "--dist", "load", "-m", "not slow", "-k", "not takes_the_memory"),
             parts("kernels", 110, 45, "attention", "codes", "layers", "sampling"),
-            parts("rules", 60, 60, "rules"),  # half of it are fla-core's kernels, which are tuned first
+            parts("rules", 80, 80, "rules"),  # most of it are fla-core's kernels, which are tuned first
             parts("models", 150, 60, "states", "four-bits", "mixtures"),
         ),
     ),
