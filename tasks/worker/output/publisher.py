@@ -377,9 +377,12 @@ class Publisher:
             self._fault(outbox, error)
 
     def _fault(self, outbox: Outbox, error: Exception) -> None:
+        """The outbox's task ends as failed. One that is closed has its end, which its job could not be told: the
+        error ends this worker, and another one completes the task."""
+        if outbox.closed:
+            raise error
         logger.error("stream %s: its output cannot be written", outbox.task_id, exc_info=error)
-        if not outbox.closed:
-            outbox.close().on_fault(error)
+        outbox.close().on_fault(error)
 
     def _answered(self, call: ScriptCall, reply: Sequence[int]) -> None:
         unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}

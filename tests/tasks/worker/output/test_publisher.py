@@ -99,6 +99,27 @@ def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client:
     assert [delta["text"] for delta in log(client)] == ["a", "b"]
 
 
+def test_an_error_after_a_call_fails_its_task_but_ends_the_worker_if_the_end_is_written(
+    publisher: Publisher, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In between, the task would neither run nor be completed for as long as this worker lives."""
+
+    def broken(*_: object) -> None:
+        raise AssertionError("this should never happen")
+
+    stream, heard = attempt(publisher, client)
+    stream.push(Delta(0, (1,), "a"))
+    with monkeypatch.context() as patched:
+        patched.setattr(publisher, "_done", broken)
+        publisher.flush([stream])
+    assert heard.words == ["AssertionError"]
+    stream, heard = attempt(publisher, client)
+    monkeypatch.setattr(heard, "on_finished", broken)
+    stream.finish(END)
+    with pytest.raises(AssertionError, match="this should never happen"):
+        publisher.flush([stream])
+
+
 def test_a_call_whose_reply_was_lost_is_repeated_without_harm(publisher: Publisher, client: redis.Redis) -> None:
     stream, heard = attempt(publisher, client)
     lost = Flaky(publisher._pipe, ["after"])
