@@ -107,7 +107,7 @@ class StepBuffers:
 
     @property
     def of_groups(self) -> tuple[slice, slice, slice]:
-        """The fields of each group: the pages of new entries of its table; its `PageCounts`, firsts and indptr."""
+        """The fields of each group: the pages of new entries of its table; its `RowPages`, firsts and indptr."""
         n = len(self.indices)
         pages, firsts, indptr = (slice(first, first + n) for first in range(_FIELDS, _FIELDS + 3 * n, n))
         return pages, firsts, indptr

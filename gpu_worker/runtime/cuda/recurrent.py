@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import DeltaNet
 
 if TYPE_CHECKING:
-    from petiole.gpu_worker.runtime.cuda.fused.states.fla import Part
+    from petiole.gpu_worker.runtime.cuda.fused.states.fla import RowPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StatesOnCuda:
     bounds: Tensor
     of: Tensor
     copies: Tensor
-    parts: Sequence[Part] = ()
+    parts: Sequence[RowPart] = ()
 
     def convolve(self, i: int, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import convolve

@@ -216,7 +216,7 @@ class Geometry:
         return kind.heads, kind.kv_heads, kind.head_dim, self.cache.page_size
 
 
-class PageCounts(NamedTuple):
+class RowPages(NamedTuple):
     """Which pages the rows of a step read, all int32. firsts: [groups, B], the columns of the table where they
     begin; indptr: [groups, B + 1], of the lists; last: [B], tokens in the last page."""
 
@@ -225,7 +225,7 @@ class PageCounts(NamedTuple):
     last: Int32Array
 
 
-def host_page_counts(cache: KVCache, starts: Int32Array, queries: Int32Array, ends: Int32Array) -> PageCounts:
+def host_page_counts(cache: KVCache, starts: Int32Array, queries: Int32Array, ends: Int32Array) -> RowPages:
     """The queries of a row, padding included, are at the positions before its end. What they read of layers with a
     window begins at the window of position `starts`, where padding has ended, or at the first of the padding."""
     size = cache.page_size
@@ -235,7 +235,7 @@ def host_page_counts(cache: KVCache, starts: Int32Array, queries: Int32Array, en
         firsts[group] = np.minimum(starts - (pool.window - 1), ends - queries).clip(0) // size
     indptr = np.zeros((len(firsts), len(ends) + 1), np.int32)
     np.cumsum(counts - firsts, axis=1, out=indptr[:, 1:])
-    return PageCounts(firsts, indptr, (ends - np.maximum(counts - 1, 0) * size).astype(np.int32))
+    return RowPages(firsts, indptr, (ends - np.maximum(counts - 1, 0) * size).astype(np.int32))
 
 
 class PageList(NamedTuple):

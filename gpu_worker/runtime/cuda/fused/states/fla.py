@@ -29,7 +29,7 @@ CHUNK = 64
 """Positions of fla-core's chunks."""
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """Positions from first to end of a long row of the step. bounds: int32 [2], from 0 to their number, on the
     device. copied: whether the state after the last one is copied."""
 
@@ -44,7 +44,7 @@ def chosen() -> bool:
     return switch("exact") == "off" and tried("chunks") and importlib.util.find_spec("fla") is not None
 
 
-def parts_of(bounds: Int32Array, copies: Int32Array, device: torch.device) -> list[Part]:
+def parts_of(bounds: Int32Array, copies: Int32Array, device: torch.device) -> list[RowPart]:
     """bounds: int32 [B + 1], of the rows; copies: int32 [T], see `StatesOnCuda`."""
     parts = []
     for row, (first, end) in enumerate(pairwise(bounds.tolist())):
@@ -54,7 +54,7 @@ def parts_of(bounds: Int32Array, copies: Int32Array, device: torch.device) -> li
         for begin, stop in pairwise([first, *behind.tolist(), end]):
             if stop > begin:
                 own = upload(np.array([0, stop - begin], np.int32), device)
-                parts.append(Part(row, begin, stop, own, bool(copies[stop - 1] >= 0)))
+                parts.append(RowPart(row, begin, stop, own, bool(copies[stop - 1] >= 0)))
     return parts
 
 
@@ -67,7 +67,7 @@ def apply_delta_rule_by_fla(
     places: Tensor,
     bounds: Tensor,
     copies: Tensor,
-    parts: Sequence[Part],
+    parts: Sequence[RowPart],
     *,
     tiled: bool = False,
 ) -> Tensor:
