@@ -73,7 +73,7 @@ def cuda_home() -> Path | None:
 
 
 def wanted(head_dims: list[int]) -> Iterator[Any]:
-    """The modules that a bfloat16 model without sliding windows calls, also with keys and values in eight bits; see
+    """The modules that a bfloat16 model without sliding windows calls, also with keys in eight bits; see
     `runtime.cuda.attention.flashinfer`."""
     import torch
     from flashinfer.jit.activation import gen_act_and_mul_module
