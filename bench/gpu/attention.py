@@ -86,7 +86,7 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Ite
     for pool in (*cache.keys, *cache.values):
         pool.copy_(torch.randn(pool.shape, dtype=torch.bfloat16, device=on))
     geometry = attention.Geometry(model, cache, torch.bfloat16)
-    indptr, last = attention.host_page_counts(lengths, 1)
+    _, (indptr,), last = attention.host_page_counts(cache, lengths - 1, np.ones_like(lengths), lengths)
     indices = upload(np.arange(1, n_pages, dtype=np.int32), on)
     q = torch.randn(len(lengths), mixer.heads, mixer.head_dim, dtype=torch.bfloat16, device=on)
     out = torch.empty_like(q)
@@ -94,7 +94,7 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, stored: torch.dtype) -> Ite
     for kernel in KERNELS if stored == torch.bfloat16 else (usual, *SPLIT):
         wrappers = new_wrappers(kernel, geometry, kind, len(lengths), indices)
         with piece_of(kernel):
-            wrappers.plan(staged(indptr, on), indices, staged(last, on))
+            wrappers.plan([attention.PageList(staged(indptr, on), indices)], staged(last, on))
 
         def attend(wrappers: attention.DecodeWrappers | split.SplitWrappers = wrappers) -> None:
             for layer in range(LAYERS):
@@ -113,10 +113,10 @@ def new_wrappers(
         n_bytes = max(attention.WORKSPACE_BYTES, split.part_bytes(kind, rows, 1, longest))
         workspace = attention.new_workspace(geometry.device, n_bytes)
         if kernel in SPLIT:
-            return split.SplitWrappers(geometry, rows, workspace, indices)
+            return split.SplitWrappers(geometry, rows, workspace, [indices])
     usual, attention.TENSOR_CORES_FROM = attention.TENSOR_CORES_FROM, FLASHINFER[kernel]
     try:
-        return attention.DecodeWrappers(geometry, rows, workspace, indices)
+        return attention.DecodeWrappers(geometry, rows, workspace, [indices])
     finally:
         attention.TENSOR_CORES_FROM = usual
 

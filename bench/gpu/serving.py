@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from bench.engine import chunks
 from bench.gpu.card import QWEN3_8B, SMALL, Card, opened, release, tokens
 from bench.harness import load
-from bench.harness.checkpoints.decoders import config
+from bench.harness.checkpoints.decoders import Shape, config
 from bench.harness.load import settle
 from bench.harness.report import NotAvailableError, Report, compare
 from bench.peers import vllm_peer
@@ -52,9 +53,9 @@ def throughput(engine: Engine, requests: list[Request]) -> tuple[float, int]:
     return produced / elapsed, produced
 
 
-def alone(requests: list[Request]) -> tuple[float, int]:
+def alone(requests: list[Request], **more: Any) -> tuple[float, int]:
     """`throughput` of an engine of its own, whose prefix cache knows none of the prompts."""
-    context = opened(SMALL, **SETTINGS)
+    context = opened(SMALL, **SETTINGS | more)
     with context as runtime, Engine(context.config, runtime=runtime) as engine:
         engine.generate(FIRST)
         return throughput(engine, requests)
@@ -63,6 +64,13 @@ def alone(requests: list[Request]) -> tuple[float, int]:
 def workload(report: Report, card: Card) -> None:
     rate, produced = alone(published())
     report.add(f"256 sequences, {produced} tokens out, {SMALL.name}", rate, "tokens/s", target=24_000, card="H200")
+
+
+def workload_fp8(report: Report, card: Card) -> None:
+    """With keys and values in eight bits, the larger part of what its steps read."""
+    rate, produced = alone(published(), kv_dtype="fp8")
+    name = f"256 sequences, {produced} tokens out, {SMALL.name}, keys and values in eight bits"
+    report.add(name, rate, "tokens/s", target=24_000, card="H100")
 
 
 def beside_mixed(report: Report, card: Card) -> None:
@@ -90,29 +98,43 @@ FIRST = [Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore
 """Figures that are computed once, by the side that serves first."""
 
 
-def beside_vllm(report: Report, card: Card, memory: float = 0.4) -> None:
-    """The published workload, drawn anew for each round, in turns; each side has `memory` of the card."""
+def beside_vllm(report: Report, card: Card) -> None:
+    """The published workload, and few sequences of a larger model."""
     try:
         vllm_peer.require()
     except NotAvailableError as error:
         report.absent["vllm"] = str(error)
         return
-    context = opened(SMALL, gpu_memory_utilization=memory, **SETTINGS)
+    turns(report, SMALL, {"256 sequences of 100 to 1,024 tokens in and out": published})
+    release()
+    sizes = (1, 16, 64)
+    turns(report, QWEN3_8B, {f"{n} at once, some 512 in, 128 out": partial(_equal, n) for n in sizes})
+
+
+def _equal(n: int, seed: int) -> list[Request]:
+    return chunks.requests(n, seed, 512, 128)
+
+
+def turns(
+    report: Report, shape: Shape, loads: dict[str, Callable[[int], list[Request]]], memory: float = 0.4
+) -> None:
+    """Each load, drawn anew for each round, by both sides in turns; each side has `memory` of the card."""
+    context = opened(shape, gpu_memory_utilization=memory, **SETTINGS)
     limits = {"max_model_len": context.config.max_model_len, "max_num_seqs": context.config.max_num_seqs}
     with context as runtime, Engine(context.config, runtime=runtime) as engine:
-        peer = vllm_peer.Vllm(context.folder, dtype=SMALL.dtype, memory=memory, **limits)
+        peer = vllm_peer.Vllm(context.folder, dtype=shape.dtype, memory=memory, **limits)
         engine.generate(FIRST)
         peer.throughput(FIRST)
         settle()
-        ours, theirs = itertools.count(1), itertools.count(1)
-        value, other, spread = compare(
-            lambda: throughput(engine, published(next(ours)))[0],
-            lambda: peer.throughput(published(next(theirs))),
-            rounds=3,
-        )
+        for load_name, drawn in loads.items():
+            ours, theirs = itertools.count(1), itertools.count(1)
+            value, other, spread = compare(
+                lambda drawn=drawn, seeds=ours: throughput(engine, drawn(next(seeds)))[0],  # type: ignore[misc]
+                lambda drawn=drawn, seeds=theirs: peer.throughput(drawn(next(seeds))),  # type: ignore[misc]
+                rounds=3,
+            )
+            report.add(f"{load_name}, {shape.name}; peer: vLLM", value, "tokens/s", peer=other, spread=spread)
         peer.close()
-    name = f"256 sequences of 100 to 1,024 tokens in and out, {SMALL.name}; peer: vLLM"
-    report.add(name, value, "tokens/s", peer=other, spread=spread)
 
 
 def equal_lengths() -> list[Request]:

@@ -6,7 +6,8 @@ sequences, beside transformers' own continuous batching and, if it is installed,
 Floors come from two rates measured at the start of the call: a large copy on the device (bytes read plus written)
 and a large bf16 matrix product. Weights are random. `--only` picks parts. Figures of other parts that the same
 commit has measured on the same card stay in the file (`bench.harness.parts`). With PETIOLE_CUDA_GRAPHS=off
-decodes run eagerly, and these figures stand beside the others."""
+decodes run eagerly, and with PETIOLE_UNTIMED by kernels that are not the default; these figures stand beside the
+others."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from bench.gpu.card import (
 )
 from bench.gpu.codes import coding
 from bench.gpu.layers import layering
-from bench.gpu.serving import beside_mixed, beside_transformers, beside_vllm, workload
+from bench.gpu.rules import LENGTHS, ruling, ways
+from bench.gpu.serving import beside_mixed, beside_transformers, beside_vllm, workload, workload_fp8
 from bench.gpu.vision import images, questions
 from bench.harness.checkpoints.decoders import Described, Shape, config
 from bench.harness.checkpoints.random_weights import FourBitWeights, RandomWeights
@@ -46,6 +48,7 @@ from bench.harness.driver import Driver, Stream
 from bench.harness.parts import Parts, apart, failed, measured, read
 from bench.harness.report import Report, arguments, table
 from bench.models.mixtures import QWEN3_30B
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.request import Request, SamplingParams
@@ -56,7 +59,8 @@ QWEN35_08B = Shape(
     "Qwen3.5-0.8B shape, bf16", "bfloat16", 248_320, 1024, 3584, 24, 8, 2, 256, max_positions=16_384
 )
 CEILINGS = "ceilings"
-VARIANT = "" if GRAPHS == "on" else ", eager"
+UNTIMED = switch("untimed")
+VARIANT = ("" if GRAPHS == "on" else ", eager") + ("" if UNTIMED == "off" else f", untimed kernels {UNTIMED}")
 CUT_OFF = "cut off"
 BANDWIDTH, RATE = "copy on the device", "bf16 matrix product"
 
@@ -326,7 +330,8 @@ def large_today(report: Report, card: Card) -> None:
         prefill(report, runtime, QWEN3_8B, card)
         for batch in (1, 64):
             decode_kernels(report, runtime, QWEN3_8B, batch)
-        prefill_kernels(report, runtime, QWEN3_8B, 512)
+        for length in (512, 8192):
+            prefill_kernels(report, runtime, QWEN3_8B, length)
 
 
 def small(report: Report, card: Card) -> None:
@@ -365,15 +370,27 @@ def large_fp8(report: Report, card: Card) -> None:
 
 
 def with_states(report: Report, card: Card) -> None:
-    """Three of four layers are delta nets, whose states are read and written in float32."""
+    """Three of four layers are delta nets, whose states are read and written in float32. Prefills in exact mode,
+    and what it costs: beside those in chunks."""
     raw = config(QWEN35_08B) | WITH_STATES | QWEN35_SIZES
-    model = Described(QWEN35_08B.name, QWEN35_08B.dtype, raw)
-    with opened(model, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=9216) as runtime:
-        counted = Counted(model.name, model.dtype, model_of(raw).plan, runtime.limits.computing.weight_bytes)
-        decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
-        prefill(report, runtime, counted, card, target=None)
-        decode_kernels(report, runtime, counted, 16)
-        prefill_kernels(report, runtime, counted, 512)
+    for way in ways(report):
+        states_in(report, card, Described(QWEN35_08B.name, QWEN35_08B.dtype, raw), way)
+        release()
+
+
+def states_in(report: Report, card: Card, model: Described, way: str) -> None:
+    settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+    with opened(model, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+        counted = Counted(model.name, model.dtype, model_of(model.raw).plan, runtime.limits.computing.weight_bytes)
+        if way == "position by position":
+            decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
+            decode_kernels(report, runtime, counted, 16)
+            prefill_kernels(report, runtime, counted, 512)
+        told = dataclasses.replace(counted, name=f"{counted.name}, {way}")
+        for length in LENGTHS:
+            target = 0.25 if (length, way) == (8192, "by fla-core") else None
+            prefill(report, runtime, told, card, length, target)
+        prefill_kernels(report, runtime, told, 8192)
 
 
 def in_four_bits(report: Report, card: Card) -> None:
@@ -413,6 +430,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
     "workload": workload,
+    "workload-fp8": workload_fp8,
     "questions": questions,
     "images": lambda report, card: images(report, card, profile=kernels),
     "transformers": beside_transformers,
@@ -424,6 +442,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "states": with_states,
+    "rules": ruling,
     "four-bits": in_four_bits,
     "mixtures": mixtures,
     "vllm": beside_vllm,

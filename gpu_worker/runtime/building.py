@@ -322,7 +322,7 @@ def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> Pool
     """config: decided. Raises InvalidRequest, and MachineError if no sequence fits."""
     plan, dtype = decoder.plan.with_drafting, torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
     n_pages = platform.n_pages(config, decoder, dtype)
-    windows = window_pools(config, plan, n_pages) if platform.window_pools else ()
+    windows = window_pools(config, plan, n_pages)
     snapshots = snapshots_of(config, plan, dtype.itemsize, n_pages, of_states=decoder.dtype.itemsize)
     return PoolSizes(dtype, n_pages, windows, snapshots)
 

@@ -67,8 +67,7 @@ class Platform(Protocol):
     """place: where the tensors are. kernels: those of a decoder's layers. choose, accept: see `OutputSampler`.
     dtypes: the types that weights may have, by name; the first stands in for all others. quantizations: the values
     of `weight_quantization` that this platform computes. pinned: whether copies to the device are quicker from
-    pinned memory. window_pools: whether layers with a window have pools of their own. drafts: whether its executor
-    runs a head that drafts. block_reader: see `LayerTensors`."""
+    pinned memory. drafts: whether its executor runs a head that drafts. block_reader: see `LayerTensors`."""
 
     @property
     def device(self) -> Device: ...
@@ -93,9 +92,6 @@ class Platform(Protocol):
 
     @property
     def pinned(self) -> bool: ...
-
-    @property
-    def window_pools(self) -> bool: ...
 
     @property
     def drafts(self) -> bool: ...

@@ -40,7 +40,7 @@ from petiole.gpu_worker.runtime.platforms import Platform
 @dataclass(frozen=True, slots=True)
 class Window:
     """A group of layers that keep a window: the bytes of a token in them, and their pages with the reserved one.
-    pages 0: these layers have no pool of their own, and keep everything."""
+    pages 0: no sequence is longer, so these layers keep everything."""
 
     window: int
     bytes_per_token: int
@@ -177,8 +177,7 @@ def _windows(plan: ModelPlan, pools: PoolSizes) -> list[Window]:
 def _pool_bytes(config: EngineConfig, plan: ModelPlan, pools: PoolSizes, of_states: int) -> int:
     size = pools.dtype.itemsize
     if pools.windows or pools.snapshots:
-        windows = bool(pools.windows)
-        return pool_bytes(config, plan, size, pools.n_pages, windows=windows, of_states=of_states)
+        return pool_bytes(config, plan, size, pools.n_pages, of_states=of_states)
     return pools.n_pages * page_bytes(config, plan, size)
 
 

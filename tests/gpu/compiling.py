@@ -254,11 +254,11 @@ def split_rows(
 
 
 def pages() -> None:
-    table = torch.empty((65, 4096), dtype=torch.int32)
+    tables = torch.empty((2, 65, 4096), dtype=torch.int32)
     rows, indptr = (torch.zeros(n, dtype=torch.int32) for n in (64, 65))
-    layers.write_pages(table, rows, rows, rows)
-    layers.gather_pages(table, rows, indptr, torch.empty(2**18, dtype=torch.int32))
-    layers.token_slots(table, rows, rows, 1)
+    layers.write_pages(tables, rows, rows, torch.zeros((2, 64), dtype=torch.int32))
+    layers.gather_pages(tables[0], rows, rows, indptr, torch.empty(2**18, dtype=torch.int32))
+    layers.token_slots(tables, rows, rows, 1)
 
 
 def eight_bits() -> None:

@@ -235,30 +235,32 @@ def test_keys_are_rounded_to_eight_bits_as_by_torch():
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_pages_and_slots_follow_the_page_table(page_size):
-    table = torch.randint(0, 900, (6, 3000), dtype=torch.int32)
-    rows, indptr = (torch.tensor(x, dtype=torch.int32) for x in ([2, 0, 5], [0, 3, 4, 2900]))
+    tables = torch.randint(0, 900, (2, 6, 3000), dtype=torch.int32)
+    given = [torch.tensor(x, dtype=torch.int32) for x in ([2, 0, 5], [0, 2990, 77], [0, 3, 4, 2900])]
     ours = torch.full((3000,), -1, dtype=torch.int32)
     expected = ours.clone()
-    plain.gather_pages(table, rows, indptr, expected)
+    plain.gather_pages(tables[1], *given, expected)
     ours = ours.to(DEVICE)
-    gather_pages(table.to(DEVICE), rows.to(DEVICE), indptr.to(DEVICE), ours)
+    gather_pages(tables[1].to(DEVICE), *(x.to(DEVICE) for x in given), ours)
     assert torch.equal(ours.cpu(), expected)
     rows, positions = (torch.randint(0, most, (777,), dtype=torch.int32) for most in (6, 3000))
-    slots = token_slots(table.to(DEVICE), rows.to(DEVICE), positions.to(DEVICE), page_size)
-    assert torch.equal(slots.cpu(), plain.token_slots(table, rows, positions, page_size))
+    slots = token_slots(tables.to(DEVICE), rows.to(DEVICE), positions.to(DEVICE), page_size)
+    assert torch.equal(slots.cpu(), plain.token_slots(tables, rows, positions, page_size))
 
 
 @pytest.mark.parametrize("n", [1, 40, 700])
 def test_new_pages_are_written_to_the_page_table(n):
-    """Beside padding, which writes to the first entry what is there."""
-    table = torch.randint(0, 900, (60, 300), dtype=torch.int32)
-    table[0, 0] = 0
-    entries = torch.randperm(table.numel() - 1)[:n].int() + 1
-    updates = [torch.cat([x, torch.zeros(5)]).int() for x in (entries // 300, entries % 300, entries)]
-    ours = table.to(DEVICE)
-    write_pages(ours, *(x.to(DEVICE) for x in updates))
-    plain.write_pages(table, *updates)
-    assert torch.equal(ours.cpu(), table)
+    """Beside padding, which writes to the first entry what is there. The pages of groups may lie apart."""
+    tables = torch.randint(0, 900, (2, 60, 300), dtype=torch.int32)
+    tables[:, 0, 0] = 0
+    entries = torch.randperm(tables[0].numel() - 1)[:n].int() + 1
+    rows, columns, *pages = (
+        torch.cat([x, torch.zeros(5)]).int() for x in (entries // 300, entries % 300, entries, 2 * entries)
+    )
+    ours, apart = tables.to(DEVICE), torch.nn.functional.pad(torch.stack(pages), (0, 3))[:, :-3]
+    write_pages(ours, *(x.to(DEVICE) for x in (rows, columns)), apart.to(DEVICE))
+    plain.write_pages(tables, rows, columns, apart)
+    assert torch.equal(ours.cpu(), tables)
 
 
 def test_a_slot_that_32_bits_cannot_index():

@@ -9,6 +9,7 @@ buffer again too early, or plans one wrapper twice for two steps in flight, gets
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import importlib.util
 import itertools
 import math
@@ -118,26 +119,30 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
         target[slots] = source.float().clamp(-largest, largest).to(target.dtype)
 
 
-def write_pages(table, rows, columns, pages):
-    check_int32(rows, columns, pages)
-    assert table.dtype == torch.int32
-    assert len(rows) == len(columns) == len(pages)
-    table[rows.long(), columns.long()] = pages
+def write_pages(tables, rows, columns, pages):
+    check_int32(rows, columns, *pages)
+    assert tables.dtype == torch.int32
+    assert len(tables) == len(pages)
+    assert len(rows) == len(columns) == pages.shape[1]
+    tables[:, rows.long(), columns.long()] = pages
 
 
-def gather_pages(table, rows, indptr, pages):
-    check_int32(indptr, pages)
+def gather_pages(table, rows, firsts, indptr, pages):
+    check_int32(firsts, indptr, pages)
     assert rows.dtype == torch.int32
-    assert len(indptr) == len(rows) + 1
+    assert len(indptr) == len(rows) + 1 == len(firsts) + 1
     assert int(indptr[-1]) <= len(pages)
+    assert int(firsts.min()) >= 0
     for i, row in enumerate(rows.tolist()):
-        first, end = int(indptr[i]), int(indptr[i + 1])
-        pages[first:end] = table[row, : end - first]
+        first, end, column = int(indptr[i]), int(indptr[i + 1]), int(firsts[i])
+        assert column + end - first <= table.shape[1]
+        pages[first:end] = table[row, column : column + end - first]
 
 
-def token_slots(table, rows, positions, page_size):
+def token_slots(tables, rows, positions, page_size):
     assert rows.shape == positions.shape
-    return table[rows.long(), positions.long() // page_size].long() * page_size + positions.long() % page_size
+    pages = tables[:, rows.long(), positions.long() // page_size].long()
+    return pages * page_size + positions.long() % page_size
 
 
 def quantize_rows(x):
@@ -266,13 +271,15 @@ def parts_of_heads(qkv, matrices, tiled):
     return q, k, v.unflatten(1, (heads, value_dim))
 
 
-def apply_delta_rule(qkv, g, beta, matrices, rounded, places, bounds, copies, *, tiled=False):
+def apply_delta_rule(qkv, g, beta, matrices, rounded, places, bounds, copies, *, tiled=False, most=math.inf):
     check_rows(places, bounds, copies, len(qkv))
     assert {part.dtype for part in (qkv, g, beta, matrices)} == {torch.float32}
     assert all(part.is_contiguous() for part in (qkv, g, beta, matrices))
     q, k, v = parts_of_heads(qkv, matrices, tiled)
     outputs = torch.full(v.shape, math.nan, device=v.device)
     for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
+        if end - first > most:
+            continue
         stored = matrices[place : place + 1].clone()
         for t in range(first, end):
             one = (part[None, t : t + 1] for part in (q, k, v, g, beta))
@@ -301,6 +308,39 @@ def apply_delta_rule_in_chunks(qkv, g, beta, matrices, rounded, places, bounds, 
                 rounded.put(torch.tensor([copy - len(matrices)]), stored)
         matrices[place] = stored[0]
     return outputs
+
+
+def chunk_gated_delta_rule(q, k, v, *, g, beta, scale, initial_state, output_final_state):
+    """fla-core's, in float32."""
+    assert {part.dtype for part in (q, k, v)} == {torch.bfloat16}
+    assert {part.dtype for part in (g, beta, initial_state)} == {torch.float32}
+    assert all(part.is_contiguous() for part in (q, k, v, g, beta))
+    (n, heads, value_dim), (key_heads, key_dim) = v.shape[1:], k.shape[2:]
+    assert q.shape == k.shape == (1, n, key_heads, key_dim)
+    assert n >= 64
+    assert heads % key_heads == 0
+    assert g.shape == beta.shape == (1, n, heads)
+    assert initial_state.shape == (1, heads, key_dim, value_dim)
+    assert (scale, output_final_state) == (1.0, True)
+    q, k = (part.float().repeat_interleave(heads // key_heads, 2) for part in (q, k))
+    found, state = delta_rule(q, k, v.float(), g, beta, initial_state)
+    return found.bfloat16(), state
+
+
+def key_heads_of(qkv, g, beta, matrices):
+    return (qkv.shape[1] - matrices.shape[1] * matrices.shape[3]) // (2 * matrices.shape[2])
+
+
+def install_fla(monkeypatch):
+    made = types.ModuleType("fla.ops.gated_delta_rule")
+    made.chunk_gated_delta_rule = chunk_gated_delta_rule
+    for name, module in (
+        ("fla", types.ModuleType("fla")),
+        ("fla.ops", types.ModuleType("fla.ops")),
+        (made.__name__, made),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
 
 
 def rms_norm(x, weight, eps, added=None):
@@ -727,7 +767,9 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.split.attend", cut, attend)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
-    module("petiole.gpu_worker.runtime.cuda.fused.states.recurrent", convolve, prepare, apply_delta_rule)
+    module(
+        "petiole.gpu_worker.runtime.cuda.fused.states.recurrent", convolve, prepare, apply_delta_rule, key_heads_of
+    )
     module("petiole.gpu_worker.runtime.cuda.fused.states.chunks", apply_delta_rule_in_chunks)
     module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm, gated_rms_norm)
     grouped = (multiply, gather_product, scatter_product, combined)

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map, tree_map_only
@@ -211,7 +212,8 @@ def late_runtime(runtime: Any) -> Any:
     `install` comes first."""
     assert isinstance(runtime._device, LateDevice)
     copying = runtime._copy_stream = runtime._device.new_stream("copy")
-    runtime.kv_copies._new_stream = lambda: runtime._device.new_stream("kv")
+    if runtime.kv_copies is not None:
+        runtime.kv_copies._new_stream = lambda: runtime._device.new_stream("kv")
     for slot in runtime._slots:
         slot.render._copy_stream = copying
     runtime._sampler._choose, runtime._sampler._accept = _late_choose, _late_accept
@@ -306,4 +308,5 @@ def _upload_together(arrays: Any, device: torch.device) -> list[torch.Tensor]:
 def _update(self: KVCache, updates: Any) -> None:
     if len(updates.rows):
         at = [kv.upload(part, self.table.device).long() for part in (updates.rows, updates.columns)]
-        self.table[at[0], at[1]] = kv.upload(updates.pages, self.table.device)
+        pages = np.stack((updates.pages, *updates.windows))
+        self.tables[:, at[0], at[1]] = kv.upload(pages, self.table.device)

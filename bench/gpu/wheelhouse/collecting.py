@@ -29,6 +29,8 @@ PACKAGES = (
     "click-didyoumean",
     "click-plugins",
     "click-repl",
+    "einops",
+    "fla-core",
     "flashinfer-python==0.7.2.post1",
     "hiredis",
     "idna",

@@ -12,6 +12,7 @@ machine."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
@@ -72,14 +73,15 @@ def cuda_home() -> Path | None:
 
 
 def wanted(head_dims: list[int]) -> Iterator[Any]:
-    """The modules that a bfloat16 model without sliding windows calls; see `runtime.cuda.attention.flashinfer`."""
+    """The modules that a bfloat16 model without sliding windows calls, also with keys in eight bits; see
+    `runtime.cuda.attention.flashinfer`."""
     import torch
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.attention import modules
     from flashinfer.jit.norm import gen_norm_module
 
-    for width in head_dims:
-        shape = (*[torch.bfloat16] * 3, torch.int32, width, width, 0, False, False)
+    for width, stored in itertools.product(head_dims, (torch.bfloat16, torch.float8_e4m3fn)):
+        shape = (torch.bfloat16, stored, torch.bfloat16, torch.int32, width, width, 0, False, False)
         yield modules.gen_batch_decode_module(*shape)
         yield modules._gen_batch_prefill_primary_module("fa2", *shape, False)
     yield modules.gen_batch_mla_module("fa2", *[torch.bfloat16] * 3, torch.int32, 512, 64, False)

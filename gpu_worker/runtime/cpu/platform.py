@@ -37,7 +37,6 @@ class CpuPlatform:
         self.dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         self.quantizations: tuple[Quantization, ...] = ("none", "int8", "int4")
         self.pinned = False
-        self.window_pools = True
         self.drafts = True
         self.block_reader = NativeBlocks()
         self._free = host_memory_left if free is None else free

@@ -44,6 +44,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     FlashInferAttention,
     FlashInferKernels,
     Geometry,
+    PageList,
     host_page_counts,
     new_workspace,
 )
@@ -132,7 +133,8 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     )
     plans += 2 * _WRAPPER_BYTES  # causal, bidirectional
     columns = -(-longest // engine.page_size)
-    page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
+    n_groups = len({0, *model.kept_windows})
+    page_lists = 4 * n_groups * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
     states += whole_texts.mask_bytes(model, tokens, longest, itemsize)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
@@ -146,7 +148,8 @@ def workspace_bytes(model: ModelPlan, shapes: dict[str, list[Shape]], longest: i
 
 
 def _kinds(model: ModelPlan) -> set[AttentionKind]:
-    return {AttentionKind.of(mixer) for _, mixer in model.attending}
+    """A group of layers is named by the window that it keeps here: the cache gives it its number later."""
+    return {AttentionKind.of(mixer, model.kept_windows[i]) for i, mixer in model.attending}
 
 
 def _mixed_width(layer: Layer) -> int:
@@ -356,11 +359,15 @@ class CudaExecutor:
     def _states(self, inputs: StepInputs, copies: Int64Array | None) -> StatesOnCuda | None:
         if self._recurrent is None:
             return None
+        from petiole.gpu_worker.runtime.cuda.fused.states import fla
+
         bounds = np.concatenate([[0], np.cumsum(inputs.lengths)])
         of = np.arange(len(inputs.batch_rows)).repeat(inputs.lengths)
         copies = np.full(len(of), -1) if copies is None else copies
         arrays = [array.astype(np.int32) for array in (inputs.batch_rows, bounds, of, copies)]
-        return StatesOnCuda(self._recurrent.layers, *upload_together(arrays, self._cache.device))
+        parts = fla.parts_of(arrays[1], arrays[3], self._cache.device) if fla.chosen() else ()
+        places, ends, rows, kept = upload_together(arrays, self._cache.device)
+        return StatesOnCuda(self._recurrent.layers, places, ends, rows, kept, parts)
 
     def _embed(self, inputs: StepInputs, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         """pending: bool [T], which tokens come from their rows' pending buffers."""
@@ -374,7 +381,7 @@ class CudaExecutor:
     def _attention(self, slot: _Slot, step: Segmented, rows: Tensor, positions: Tensor) -> FlashInferAttention:
         from petiole.gpu_worker.runtime.cuda.fused.layers import token_slots
 
-        slots = token_slots(self._cache.table, rows, positions, self._cache.page_size)
+        slots = token_slots(self._cache.tables, rows, positions, self._cache.page_size)
         n, regions = step.bidirectional.n_queries, slot.bidirectional
         if n:
             assert regions is not None, "only images make regions"
@@ -387,14 +394,16 @@ class CudaExecutor:
     def _plan(self, wrappers: AppendWrappers | LatentWrappers, run: Run) -> None:
         from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages
 
-        table = self._cache.table
-        indptr, last = host_page_counts(run.ends, self._cache.page_size)
+        cache, lists = self._cache, []
+        found = host_page_counts(cache, run.ends - run.lengths, run.lengths, run.ends)
         lengths = np.zeros(len(run.rows) + 1, dtype=np.int32)
         np.cumsum(run.lengths, out=lengths[1:])
-        indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=table.device)
-        gather_pages(table, self._up(run.rows.astype(np.int32)), self._up(indptr), indices)
-        on_host = [staged(array, table.device) for array in (lengths, indptr, last)]
-        wrappers.plan(on_host[0], on_host[1], indices, on_host[2])
+        rows = self._up(run.rows.astype(np.int32))
+        for table, firsts, indptr in zip(cache.tables, found.firsts, found.indptr, strict=True):
+            indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=cache.device)
+            gather_pages(table, rows, self._up(firsts), self._up(indptr), indices)
+            lists.append(PageList(staged(indptr, cache.device), indices))
+        wrappers.plan(staged(lengths, cache.device), lists, staged(found.last, cache.device))
 
     def _up(self, array: np.ndarray) -> Tensor:
         return upload(array, self._cache.device)

@@ -1,8 +1,8 @@
 """Steps as CUDA graphs: for each slot one for each shape of a ladder (`shapes`), captured once.
 
-A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
-inputs and the page table at their fixed addresses. It writes the new entries into the page table. It writes the
-list of the batch's pages and the step's results to the slot's buffers. The attention plan, which changes between
+A graph reads rows, positions, tokens and new entries of the page tables from the slot's device buffer, and pending
+inputs and the page tables at their fixed addresses. It writes the new entries into the page tables. It writes the
+lists of the batch's pages and the step's results to the slot's buffers. The attention plan, which changes between
 replays, is written to the same memory before each replay. A step between two shapes is padded with row 0, whose
 positions lie in page 0.
 
@@ -55,6 +55,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     FlashInferAttention,
     FlashInferKernels,
     Geometry,
+    PageList,
     host_page_counts,
 )
 from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers
@@ -81,15 +82,16 @@ ROUNDS, REPLAYS = 4, 10
 FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, KernelLinear})
 """The parts in whose place fused products compute, or which they call. See `models.fast_paths`."""
 
-_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
-_OF, _COPIES = 10, 11  # see `StatesOnCuda`
-_UPDATES = slice(12, 15)  # rows, columns and pages of new entries of the page table
-_FIELDS = 15
+_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _LAST = range(9)
+_OF, _COPIES = 9, 10  # see `StatesOnCuda`
+_UPDATED = slice(11, 13)  # rows and columns of new entries of the page tables
+_FIELDS = 13  # and three of each group of layers: see `StepBuffers.of_groups`
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
+    """A slot's inputs, int32 [fields, positions], pinned and on the device; its page lists, int32, of each group;
+    and its results.
 
     logits, tokens and values are the results of decodes and verifications. logits: [positions, vocab]. tokens:
     int64 [positions], the likeliest ones, of graphs that find them. values: int32 [positions, width], the lines
@@ -98,7 +100,7 @@ class StepBuffers:
 
     host: Tensor
     device: Tensor
-    indices: Tensor
+    indices: tuple[Tensor, ...]
     logits: Tensor
     tokens: Tensor
     values: Tensor
@@ -106,6 +108,13 @@ class StepBuffers:
 
     def field(self, field: int, n: int) -> Tensor:
         return self.device[field, :n]
+
+    @property
+    def of_groups(self) -> tuple[slice, slice, slice]:
+        """The fields of each group: the pages of new entries of its table; its `RowPages`, firsts and indptr."""
+        n = len(self.indices)
+        pages, firsts, indptr = (slice(first, first + n) for first in range(_FIELDS, _FIELDS + 3 * n, n))
+        return pages, firsts, indptr
 
 
 Layers = Callable[[Tensor, Forward], Tensor]
@@ -118,12 +127,14 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
     rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
     with_logits = max(shape.positions for shape in shapes if shape.queries)
     with_hidden = max((shape.positions for shape in shapes if not shape.queries), default=0)
-    fields = (_FIELDS, -(-(positions + 1) // 4) * 4)  # each field begins at a multiple of 16 bytes
-    n_indices = rows * geometry.cache.table.shape[1]  # shared pages count for every row that shares them
+    cache = geometry.cache
+    columns, windows = cache.table.shape[1], (pool.window for pool in cache.windows)
+    most = [columns, *(min(columns, (window + positions) // cache.page_size + 2) for window in windows)]
+    fields = (_FIELDS + 3 * len(most), -(-(positions + 1) // 4) * 4)  # each begins at a multiple of 16 bytes
     return StepBuffers(
         host=host.host_buffer(fields, torch.int32),
         device=torch.zeros(fields, dtype=torch.int32, device=device),
-        indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
+        indices=tuple(torch.zeros(rows * n, dtype=torch.int32, device=device) for n in most),
         logits=torch.zeros((with_logits, plan.head_size), dtype=decoder.dtype, device=device),
         tokens=torch.zeros(with_logits, dtype=torch.int64, device=device),
         values=torch.zeros((with_logits, 0 if kinds is None else kinds.width), dtype=torch.int32, device=device),
@@ -222,14 +233,18 @@ class Graphs:
 
         cache, n, field = self._geometry.cache, shape.positions, self._buffers.field
         rows, positions = field(_ROWS, n), field(_POSITIONS, n)
-        write_pages(cache.table, *self._buffers.device[_UPDATES, :n])
+        pages, firsts, indptr = (self._buffers.device[fields] for fields in self._buffers.of_groups)
+        updated, columns = self._buffers.device[_UPDATED, :n]
+        write_pages(cache.tables, updated, columns, pages[:, :n])
         # The last position of a row with padding is not the row's own.
         batch_rows = rows[shape.queries - 1 :: shape.queries] if shape.queries else field(_BATCH_ROWS, shape.rows)
-        gather_pages(cache.table, batch_rows, field(_INDPTR, shape.rows + 1), self._buffers.indices)
+        for group, listed in enumerate(self._buffers.indices):
+            own = firsts[group, : shape.rows], indptr[group, : shape.rows + 1]
+            gather_pages(cache.tables[group], batch_rows, *own, listed)
         terms = None
         if adapted and self._bank is not None:
             terms = CapturedTerms(self._bank, field(_ADAPTERS, n))
-        slots = token_slots(cache.table, rows, positions, cache.page_size)
+        slots = token_slots(cache.tables, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[shape].wrappers)
         pending, token_ids = self._token_ids(n, rows.long())
         embedded = self._embed(rows.long(), token_ids, pending)
@@ -331,26 +346,27 @@ class Graphs:
         over them."""
         host, rows, n = self._buffers.host.numpy(), shape.rows, shape.positions
         host[:_QUERIES, :n] = 0
-        host[_UPDATES, :n] = 0  # row 0, column 0, page 0: an update that changes nothing
+        pages, firsts, indptr = self._buffers.of_groups
+        host[_UPDATED, :n] = host[pages, :n] = 0  # row 0, column 0, page 0: an update that changes nothing
         if inputs is not None:
             self._stage(shape, host, inputs)
-        queries, lengths = step_lengths(shape, inputs)
-        indptr, last = host_page_counts(lengths, self._geometry.cache.page_size)
-        host[_INDPTR, : rows + 1] = indptr
-        host[_LAST, :rows] = last
+        starts, queries, ends = step_lengths(shape, inputs)
+        found = host_page_counts(self._geometry.cache, starts, queries, ends)
+        host[firsts, :rows], host[indptr, : rows + 1], host[_LAST, :rows] = found
         np.cumsum(queries, out=host[_QUERIES, 1 : rows + 1])
         host[_OF, : queries.sum()] = np.arange(rows).repeat(queries)
         host[_COPIES, :n] = -1
         if copies is not None:
             host[_COPIES, : len(copies)] = copies
         self._buffers.device.copy_(self._buffers.host, non_blocking=True)
-        pinned, indices = self._buffers.host, self._buffers.indices[: int(indptr[-1])]
-        planned = pinned[_INDPTR, : rows + 1], indices, pinned[_LAST, :rows]
-        wrappers = self._wrappers[shape]
+        pinned, sizes = self._buffers.host, found.indptr[:, -1].tolist()
+        each = zip(pinned[indptr, : rows + 1], self._buffers.indices, sizes, strict=True)
+        lists = [PageList(bounds, listed[:size]) for bounds, listed, size in each]
+        last, wrappers = pinned[_LAST, :rows], self._wrappers[shape]
         if isinstance(wrappers, DecodeWrappers | SplitWrappers):
-            wrappers.plan(*planned)
+            wrappers.plan(lists, last)
         else:
-            wrappers.plan(pinned[_QUERIES, : rows + 1], *planned)
+            wrappers.plan(pinned[_QUERIES, : rows + 1], lists, last)
 
     def _stage(self, shape: Shape, host: np.ndarray, inputs: StepInputs) -> None:
         n, positions = len(inputs.batch_rows), len(inputs.positions)
@@ -372,11 +388,12 @@ class Graphs:
         if len(updates.rows) > shape.positions:  # a cached prefix, or a row that was remapped
             self._geometry.cache.update(updates)
             updates = NO_UPDATES
-        host[_UPDATES, : len(updates.rows)] = updates.rows, updates.columns, updates.pages
+        host[_UPDATED, : len(updates.rows)] = updates.rows, updates.columns
+        host[self._buffers.of_groups[0], : len(updates.rows)] = (updates.pages, *updates.windows)
 
 
 def new_wrappers(
-    geometry: Geometry, shape: Shape, workspace: Tensor, indices: Tensor
+    geometry: Geometry, shape: Shape, workspace: Tensor, indices: Sequence[Tensor]
 ) -> DecodeWrappers | SplitWrappers | AppendWrappers | LatentWrappers:
     if geometry.plan.reads_latents:
         return LatentWrappers(geometry, workspace, shape.rows, indices, shape.queries)
@@ -386,9 +403,10 @@ def new_wrappers(
     return AppendWrappers(geometry, workspace, shape.rows, indices)
 
 
-def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, Int32Array]:
-    """int32 [rows] each: how many positions a row has in the step, and how many are cached after it. A warm-up
-    step of the layout with rows of any number is full, because nothing larger may be planned later."""
+def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """int32 [rows] each: where a row's own positions begin, how many positions it has in the step, padding
+    included, and how many are cached after it. A warm-up step of the layout with rows of any number is full,
+    because nothing larger may be planned later."""
     rows, n = shape.rows, 0 if inputs is None else len(inputs.starts)
     if shape.queries or inputs is None:
         shorter, longer = divmod(shape.positions, rows)
@@ -397,10 +415,10 @@ def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, I
     else:
         queries = np.zeros(rows, np.int32)
         queries[:n] = inputs.lengths
-    lengths = queries.copy()
+    starts, ends = np.zeros_like(queries), queries.copy()
     if inputs is not None:
-        lengths[:n] = inputs.starts + inputs.lengths
-    return queries, lengths
+        starts[:n], ends[:n] = inputs.starts, inputs.starts + inputs.lengths
+    return starts, queries, ends
 
 
 def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:

@@ -54,7 +54,6 @@ class CudaPlatform:
         fp8: tuple[Quantization, ...] = ("fp8",) if self._capability >= EIGHT_BIT_FLOATS else ()
         self.quantizations: tuple[Quantization, ...] = ("none", *fp8, "int4")
         self.pinned = True
-        self.window_pools = False
         self.drafts = False
         self.block_reader = None
 
@@ -97,7 +96,7 @@ class CudaPlatform:
         features = feature_bytes(decoder, config)
         ring = RING_BYTES if config.kv_tier else 0
         free = self.room(config) - working - rows - features - ring
-        fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
+        fitting = pages_in(config, plan, size, free, of_states=of_states)
         if features:  # which requests take later: what does not fit beside the pages must not begin to serve
             limit = f"must be at most {max(fitting, 0)} beside image_cache_bytes {features}"
             require(config.num_pages <= max(fitting, 0), "num_pages", limit, config.num_pages)

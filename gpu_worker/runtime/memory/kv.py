@@ -4,10 +4,11 @@
     tables[group][row, column]:  the page that holds positions [column * page_size, (column + 1) * page_size)
 
 Group 0 is the layers that keep everything. Each other group is the layers that keep a window; its entries behind
-the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and
-page 0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the
-same tensors, and one that keeps a state has empty ones. A text that is computed whole takes no pages:
-an executor may have memory for the keys of a step (`new_step_cache`), which layers share (`ModelPlan.kv_homes`).
+the window name any page, which nothing may read. A *slot* is the index of one position in a pool: page * page_size
++ offset. Row 0 and page 0 are reserved: padding entries of a batch read and write there. A layer that reads
+another one's keys has the same tensors, and one that keeps a state has empty ones. A text that is computed whole
+takes no pages: an executor may have memory for the keys of a step (`new_step_cache`), which layers share
+(`ModelPlan.kv_homes`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from petiole.gpu_worker.runtime.interface import PageUpdates
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """keys, values: of each layer, views of one allocation in the order of the layers; tables: of each group,
-    int32 [rows, columns]; groups: of each layer. n_pages: of group 0; windows: the pools of the other groups."""
+    """keys, values: of each layer, views of one allocation in the order of the layers; tables: int32 [groups,
+    rows, columns]; groups: of each layer. n_pages: of group 0; windows: the pools of the other groups."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    tables: tuple[Tensor, ...]
+    tables: Tensor
     groups: tuple[int, ...]
     page_size: int
     n_pages: int
@@ -63,14 +64,12 @@ class KVCache:
 
     def update(self, updates: PageUpdates) -> None:
         """Write these entries of the tables, in stream order."""
-        of_groups = (updates.pages, *updates.windows)
+        pages = np.stack((updates.pages, *updates.windows))
         if self.device.type == "cpu":
-            for table, pages in zip(self.tables, of_groups, strict=True):
-                table.numpy()[updates.rows, updates.columns] = pages
+            self.tables.numpy()[:, updates.rows, updates.columns] = pages
         elif len(updates.rows):
-            rows, columns, *entries = upload(np.stack([updates.rows, updates.columns, *of_groups]), self.device)
-            for table, found in zip(self.tables, entries, strict=True):
-                table[rows.long(), columns.long()] = found
+            found = upload(np.concatenate(([updates.rows, updates.columns], pages)), self.device)
+            self.tables[:, found[0].long(), found[1].long()] = found[2:]
 
 
 def new_kv_cache(
@@ -95,7 +94,7 @@ def new_kv_cache(
     return KVCache(
         keys=keys,
         values=_pool(plan, of_layers, dtype, device, keys),
-        tables=tuple(torch.zeros((rows, columns), dtype=torch.int32, device=device) for _ in slots),
+        tables=torch.zeros((len(slots), rows, columns), dtype=torch.int32, device=device),
         groups=groups,
         page_size=page_size,
         n_pages=n_pages,

@@ -80,12 +80,11 @@ def pool_bytes(
     bytes_per_element: int,
     n_pages: int,
     *,
-    windows: bool = True,
     of_states: int | None = None,
 ) -> int:
-    """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything. windows: whether
-    layers with a window have pools of their own. of_states: see `snapshots_of`."""
-    pages = dict(window_pools(engine, model, n_pages)) if windows else {}
+    """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything. of_states: see
+    `snapshots_of`."""
+    pages = dict(window_pools(engine, model, n_pages))
     kept, homes = model.kept_windows, set(model.kv_homes.values())
     elements = sum(mixer.kept_size * pages.get(kept[i], n_pages) for i, mixer in model.caches if i in homes)
     snapshots = snapshots_of(engine, model, bytes_per_element, n_pages, of_states=of_states)
@@ -99,12 +98,11 @@ def pages_in(
     bytes_per_element: int,
     room: int,
     *,
-    windows: bool = True,
     of_states: int | None = None,
 ) -> int:
     """The most pages of the layers that keep everything, for which `pool_bytes` is at most `room`."""
     most = (WINDOW_PART + 1) * (max(room, 0) // page_bytes(engine, model, bytes_per_element) + 1)
-    taken = partial(pool_bytes, engine, model, bytes_per_element, windows=windows, of_states=of_states)
+    taken = partial(pool_bytes, engine, model, bytes_per_element, of_states=of_states)
     return bisect_right(range(most), room, key=taken) - 1
 
 

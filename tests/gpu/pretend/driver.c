@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+CUresult cuDriverGetVersion(int *version) {
+    return (CUresult)cudaDriverGetVersion(version);
+}
+
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     *device = 0;
     return CUDA_SUCCESS;
@@ -17,6 +21,10 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
     static int one;
     *context = (CUcontext)&one;
     return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+    return cuDeviceGet(device, 0);
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
@@ -47,6 +55,10 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return (CUresult)refuse_unsafe("cuModuleLoadData");
 }
 
+CUresult cuModuleUnload(CUmodule module) {
+    return CUDA_SUCCESS;
+}
+
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     Kernel *kernel = new_object(sizeof *kernel);
     *kernel = (Kernel){NULL, strdup(name), SHARED_DEFAULT, NULL};
@@ -64,6 +76,8 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    if (attribute >= CU_FUNC_ATTRIBUTE_MAX) /* of a later driver: Triton does without */
+        return CUDA_ERROR_INVALID_VALUE;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
         return CUDA_SUCCESS;
     return (CUresult)allow_shared((Kernel *)function, value, "cuFuncSetAttribute");

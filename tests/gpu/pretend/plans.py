@@ -28,6 +28,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
     DecodeWrappers,
     Geometry,
+    PageList,
     host_page_counts,
     new_workspace,
 )
@@ -120,9 +121,10 @@ def plan(
     wrappers: DecodeWrappers | AppendWrappers, queries: list[int], lengths: list[int], indices: torch.Tensor
 ) -> list[int]:
     """The launch that a plan asks for, without what only the card reads."""
-    indptr, last = host_page_counts(np.array(lengths, np.int32), wrappers.geometry.cache.page_size)
+    ends, own = np.array(lengths, np.int32), np.array(queries, np.int32)
+    _, (indptr,), last = host_page_counts(wrappers.geometry.cache, ends - own, own, ends)
     device = wrappers.geometry.device
-    planned = staged(indptr, device), indices[: int(indptr[-1])], staged(last, device)
+    planned = [PageList(staged(indptr, device), indices[: int(indptr[-1])])], staged(last, device)
     if isinstance(wrappers, DecodeWrappers):
         wrappers.plan(*planned)
     else:
@@ -133,7 +135,7 @@ def plan(
 
 def full(shape: Shape) -> Lengths:
     """The step that is captured."""
-    queries, _ = step_lengths(shape, None)
+    _, queries, _ = step_lengths(shape, None)
     return queries.tolist(), queries.tolist()
 
 

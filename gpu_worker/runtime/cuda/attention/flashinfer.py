@@ -2,15 +2,17 @@
 
 A wrapper plans on the host (which row gets which part of the card) and runs on the device. Its plan is made from
 `indptr` and last-page lengths on the host; the long list of KV pages is built on the device from the page table
-and never crosses the bus. A wrapper belongs to one slot: planning fills pinned memory of its own and copies it
-without waiting, and only committing the slot's step proves that the copy has happened.
+and never crosses the bus. In layers with a window a row begins at the first page that its step reads: keys are
+kept rotated, so attention need not know their positions. A wrapper belongs to one slot: planning fills pinned
+memory of its own and copies it without waiting, and only committing the slot's step proves that the copy has
+happened.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -166,13 +168,15 @@ class AttentionKind(NamedTuple):
     """The width of latents; 0: there are none."""
     ahead: bool = False
     """Whether the positions of a region see each other."""
+    group: int = 0
+    """Of layers, which have a pool of keys: see `KVCache`."""
 
     @staticmethod
-    def of(mixer: Attention) -> AttentionKind:
+    def of(mixer: Attention, group: int = 0) -> AttentionKind:
         sizes = mixer.heads, mixer.kv_heads, mixer.head_dim
         rank = 0 if mixer.latent is None else mixer.latent.rank
         ahead = mixer.mask == "prefix"
-        return AttentionKind(*sizes, mixer.scale, mixer.window, mixer.softcap, rank, ahead)
+        return AttentionKind(*sizes, mixer.scale, mixer.window, mixer.softcap, rank, ahead, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,10 @@ class Geometry:
     @property
     def kinds(self) -> list[AttentionKind]:
         """The distinct kinds of layers: each needs a plan of its own."""
-        return sorted({AttentionKind.of(mixer) for _, mixer in self.plan.attending})
+        return sorted({self.kind(layer) for layer, _ in self.plan.attending})
+
+    def kind(self, layer: int) -> AttentionKind:
+        return AttentionKind.of(self.plan.layers[layer].attention, self.cache.groups[layer])
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys [n_pages, page_size, Hkv, D], and the values."""
@@ -211,18 +218,39 @@ class Geometry:
         return kind.heads, kind.kv_heads, kind.head_dim, self.cache.page_size
 
 
-def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
-    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens."""
-    counts = (lengths + page_size - 1) // page_size
-    indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(counts, out=indptr[1:])
-    return indptr, (lengths - np.maximum(counts - 1, 0) * page_size).astype(np.int32)
+class RowPages(NamedTuple):
+    """Which pages the rows of a step read, all int32. firsts: [groups, B], the columns of the table where they
+    begin; indptr: [groups, B + 1], of the lists; last: [B], tokens in the last page."""
+
+    firsts: Int32Array
+    indptr: Int32Array
+    last: Int32Array
+
+
+def host_page_counts(cache: KVCache, starts: Int32Array, queries: Int32Array, ends: Int32Array) -> RowPages:
+    """The queries of a row, padding included, are at the positions before its end. What they read of layers with a
+    window begins at the window of position `starts`, where padding has ended, or at the first of the padding."""
+    size = cache.page_size
+    counts = (ends + size - 1) // size
+    firsts = np.zeros((len(cache.tables), len(ends)), np.int32)
+    for group, pool in enumerate(cache.windows, 1):
+        firsts[group] = np.minimum(starts - (pool.window - 1), ends - queries).clip(0) // size
+    indptr = np.zeros((len(firsts), len(ends) + 1), np.int32)
+    np.cumsum(counts - firsts, axis=1, out=indptr[:, 1:])
+    return RowPages(firsts, indptr, (ends - np.maximum(counts - 1, 0) * size).astype(np.int32))
+
+
+class PageList(NamedTuple):
+    """The pages that rows read of a group: `indptr` is pinned, `indices` are on the device."""
+
+    indptr: Tensor
+    indices: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
-    """One step's attention; `wrappers` by kind of layer, all planned; slots: int64 [T], where the step's positions
-    go. The first `n_bidirectional` queries have wrappers of their own. See
+    """One step's attention; `wrappers` by kind of layer, all planned; slots: int64 [groups, T], where the step's
+    positions go. The first `n_bidirectional` queries have wrappers of their own. See
     `models.parts.attention.StepAttention`."""
 
     geometry: Geometry
@@ -244,14 +272,14 @@ class FlashInferAttention:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
         assert distances is None, "only texts that are computed whole have scores by distance"
-        cache, kind = self.geometry.cache, AttentionKind.of(self.geometry.plan.layers[layer].attention)
+        cache, kind = self.geometry.cache, self.geometry.kind(layer)
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
         if k is None:
             q, _ = rotated(q, None, rotation)
         else:
-            rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
+            rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots[kind.group])
         out = torch.empty(
             q.shape, dtype=q.dtype, device=q.device
         )  # otherwise FlashInfer fills a prefill's buffers with zeros
@@ -279,10 +307,12 @@ class DecodeWrappers:
 
     By default a graph has a merge kernel in each layer, for rows that are split among blocks. If a batch fills the
     card, no row is split, and the wrapper is told to leave the merge out. The kernel without tensor cores finds
-    that out itself."""
+    that out itself.
+
+    indices: of each group, the page list that a captured step reads."""
 
     def __init__(
-        self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
+        self, geometry: Geometry, size: int, workspace: Tensor, indices: Sequence[Tensor], queries: int = 1
     ) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
@@ -293,7 +323,7 @@ class DecodeWrappers:
             for kind in geometry.kinds
         }
         self.indices = indices
-        self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
+        self.indptr = torch.zeros((len(indices), size + 1), dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
         self.wrappers = {
             kind: BatchDecodeWithPagedKVCacheWrapper(
@@ -301,8 +331,8 @@ class DecodeWrappers:
                 "NHD",
                 use_cuda_graph=True,
                 use_tensor_cores=_on_tensor_cores(kind, queries),
-                paged_kv_indptr_buffer=self.indptr,
-                paged_kv_indices_buffer=indices,
+                paged_kv_indptr_buffer=self.indptr[kind.group],
+                paged_kv_indices_buffer=indices[kind.group],
                 paged_kv_last_page_len_buffer=self.last_page_len,
                 backend="fa2",
             )
@@ -310,12 +340,12 @@ class DecodeWrappers:
         }
         _shrink_plans(self.wrappers, workspace)
 
-    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """Plan a step. indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
+    def plan(self, lists: Sequence[PageList], last_page_len: Tensor) -> None:
+        """Plan a step. lists: of each group. last_page_len: pinned. Nothing waits."""
         for kind, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(kind) | self._more
             sizes, whole = self.geometry.sizes(kind), self.whole[kind]
-            wrapper.plan(indptr, indices, last_page_len, *sizes, disable_split_kv=whole, **settings)
+            wrapper.plan(*lists[kind.group], last_page_len, *sizes, disable_split_kv=whole, **settings)
 
 
 class AppendWrappers:
@@ -323,7 +353,7 @@ class AppendWrappers:
     each query sees all keys of its row, in layers that look ahead.
 
     rows: the number of rows of a captured step, whose first plan must be the largest; 0: steps are not captured.
-    indices: the page list that a captured step reads.
+    indices: of each group, the page list that a captured step reads.
 
     By default FlashInfer splits the keys of a step that does not fill the card, and merges the parts. In eager
     steps it is told when that would take longer than it saves. In captured ones see `fills_the_card`.
@@ -336,40 +366,45 @@ class AppendWrappers:
         geometry: Geometry,
         workspace: Tensor,
         rows: int = 0,
-        indices: Tensor | None = None,
+        indices: Sequence[Tensor] = (),
         *,
         causal: bool = True,
     ) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self.geometry, self._causal = geometry, causal
-        fixed: dict[str, Any] = {}
-        if rows:
-            bounds, starts, last = (
-                torch.zeros(n, dtype=torch.int32, device=geometry.device) for n in (rows + 1, rows + 1, rows)
-            )
-            fixed = {
+        self._rows = rows
+        bounds, starts, last = (
+            torch.zeros(shape, dtype=torch.int32, device=geometry.device)
+            for shape in (rows + 1, (len(indices), rows + 1), rows)
+        )
+
+        def fixed(group: int) -> dict[str, Any]:
+            if not rows:
+                return {}
+            return {
                 "use_cuda_graph": True,
                 "qo_indptr_buf": bounds,
-                "paged_kv_indptr_buf": starts,
-                "paged_kv_indices_buf": indices,
+                "paged_kv_indptr_buf": starts[group],
+                "paged_kv_indices_buf": indices[group],
                 "paged_kv_last_page_len_buf": last,
             }
-        self._rows = rows
+
         self.wrappers = {
-            kind: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
+            kind: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed(kind.group))
             for kind in geometry.kinds
         }
         if rows:
             _shrink_plans(self.wrappers, workspace)
 
-    def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
+    def plan(self, lengths: Tensor, lists: Sequence[PageList], last_page_len: Tensor) -> None:
+        """Plan a step. lengths: appended positions, as an indptr; lists: of each group. lengths, last_page_len:
+        pinned."""
         for kind, wrapper in self.wrappers.items():
-            settings = self.geometry.plan_settings(kind)
+            settings, pages = self.geometry.plan_settings(kind), lists[kind.group]
             causal = self._causal or not kind.ahead
-            settings |= {"causal": causal, "disable_split_kv": self._whole(kind, lengths, indptr)}
-            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes(kind), **settings)
+            settings |= {"causal": causal, "disable_split_kv": self._whole(kind, lengths, pages.indptr)}
+            wrapper.plan(lengths, *pages, last_page_len, *self.geometry.sizes(kind), **settings)
 
     def _whole(self, kind: AttentionKind, lengths: Tensor, indptr: Tensor) -> bool:
         if self._rows:

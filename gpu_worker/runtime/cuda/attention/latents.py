@@ -8,6 +8,7 @@ module: `tests/support/fake_flashinfer.py` stands in for the wrapper. FlashInfer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,12 @@ from torch.nn.functional import pad
 
 from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AppendWrappers, AttentionKind, Geometry
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
+    AppendWrappers,
+    AttentionKind,
+    Geometry,
+    PageList,
+)
 from petiole.gpu_worker.runtime.device.device import staged
 
 PLAN_BYTES = 8 * 2**20
@@ -57,23 +63,33 @@ def _padded(heads: int) -> int:
 class LatentWrappers:
     """Prefill, decode and verify of one slot, with a wrapper for each kind of layer.
 
-    rows: of a captured step; 0: steps are not captured. indices: the page list that a captured step reads.
-    queries: of each row of a captured step."""
+    rows: of a captured step; 0: steps are not captured. indices: of each group, the page list that a captured step
+    reads. queries: of each row of a captured step."""
 
     def __init__(
-        self, geometry: Geometry, workspace: Tensor, rows: int = 0, indices: Tensor | None = None, queries: int = 0
+        self,
+        geometry: Geometry,
+        workspace: Tensor,
+        rows: int = 0,
+        indices: Sequence[Tensor] = (),
+        queries: int = 0,
     ) -> None:
         self.geometry = geometry
-        self.wrappers = {kind: LatentWrapper(kind, workspace, rows, indices, queries) for kind in geometry.kinds}
+        self.wrappers = {
+            kind: LatentWrapper(kind, workspace, rows, indices[kind.group] if rows else None, queries)
+            for kind in geometry.kinds
+        }
 
-    def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """Plan a step. lengths: its positions, as an indptr. All arrays are pinned, except `indices`."""
+    def plan(self, lengths: Tensor, lists: Sequence[PageList], last_page_len: Tensor) -> None:
+        """Plan a step. lengths: its positions, as an indptr; lists: of each group. lengths, last_page_len:
+        pinned."""
         from flashinfer.mla import MLAPlanMetadata
 
-        cache, pages = self.geometry.cache, np.diff(indptr.numpy())
-        cached = np.maximum(pages - 1, 0) * cache.page_size + last_page_len.numpy()
-        rows = MLAPlanMetadata.csr(lengths, indptr, indices, staged(cached.astype(np.int32), cache.device))
-        for wrapper in self.wrappers.values():
+        cache = self.geometry.cache
+        for kind, wrapper in self.wrappers.items():
+            indptr, indices = lists[kind.group]
+            cached = np.maximum(np.diff(indptr.numpy()) - 1, 0) * cache.page_size + last_page_len.numpy()
+            rows = MLAPlanMetadata.csr(lengths, indptr, indices, staged(cached.astype(np.int32), cache.device))
             wrapper.plan(rows, cache.page_size, self.geometry.dtype)
 
 

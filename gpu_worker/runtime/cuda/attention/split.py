@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, Geometry, fills_the_card
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, Geometry, PageList, fills_the_card
 from petiole.gpu_worker.runtime.cuda.fused.split.pieces import FIELDS, Pieces, SplitLayers, most_pieces
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.cuda.supported import tried
@@ -84,21 +84,24 @@ class SplitWrappers:
     has."""
 
     def __init__(
-        self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
+        self, geometry: Geometry, size: int, workspace: Tensor, indices: Sequence[Tensor], queries: int = 1
     ) -> None:
         self.geometry = geometry
-        self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
+        self.indptr = torch.zeros((len(indices), size + 1), dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
         self.wrappers = {
-            kind: SplitWrapper.over(workspace, geometry, kind, size, queries, indices) for kind in geometry.kinds
+            kind: SplitWrapper.over(workspace, geometry, kind, size, queries, indices[kind.group])
+            for kind in geometry.kinds
         }
 
-    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """Plan a step. indptr, last_page_len: pinned; indices: those that were given before. Nothing waits."""
-        self.indptr.copy_(indptr, non_blocking=True)
+    def plan(self, lists: Sequence[PageList], last_page_len: Tensor) -> None:
+        """Plan a step. lists: of each group, with the indices that were given before; last_page_len: pinned.
+        Nothing waits."""
+        for kept, pages in zip(self.indptr, lists, strict=True):
+            kept.copy_(pages.indptr, non_blocking=True)
         self.last_page_len.copy_(last_page_len, non_blocking=True)
-        for wrapper in self.wrappers.values():
-            wrapper.plan(self.indptr, self.last_page_len)
+        for kind, wrapper in self.wrappers.items():
+            wrapper.plan(self.indptr[kind.group], self.last_page_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,63 +235,65 @@ def _in_eight_bits(x):
     return (bits | (number >> 24) & 0x80).to(tl.uint8)
 
 
-def write_pages(table: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:
-    """table[rows, columns] = pages; all int32. rows, columns, pages: [N]; equal places have equal pages."""
+def write_pages(tables: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:
+    """tables[:, rows, columns] = pages; all int32. tables: [groups, rows, columns]; rows, columns: [N]; pages:
+    [groups, N], rows of any stride; equal places have equal pages."""
     n, block = len(rows), 256
-    _write_pages[(triton.cdiv(n, block),)](
-        table, rows, columns, pages, n, table.stride(0), BLOCK=block, num_warps=4
+    _write_pages[(triton.cdiv(n, block), len(tables))](
+        tables, rows, columns, pages, n, *tables.stride()[:2], pages.stride(0), BLOCK=block, num_warps=4
     )
 
 
 @triton.jit
-def _write_pages(table, rows, columns, pages, n, width, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _write_pages(tables, rows, columns, pages, n, size, width, apart, BLOCK: tl.constexpr):
+    i, group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
     used = i < n
     row = tl.load(rows + i, mask=used, other=0).to(tl.int64)
-    column, page = tl.load(columns + i, mask=used, other=0), tl.load(pages + i, mask=used, other=0)
-    tl.store(table + row * width + column, page, mask=used)
+    column, page = tl.load(columns + i, mask=used, other=0), tl.load(pages + group * apart + i, mask=used, other=0)
+    tl.store(tables + group * size + row * width + column, page, mask=used)
 
 
-def gather_pages(table: Tensor, rows: Tensor, indptr: Tensor, pages: Tensor) -> None:
-    """pages[indptr[i] : indptr[i + 1]] = the first pages of row `rows[i]`; all int32.
+def gather_pages(table: Tensor, rows: Tensor, firsts: Tensor, indptr: Tensor, pages: Tensor) -> None:
+    """pages[indptr[i] : indptr[i + 1]] = the pages of row `rows[i]` from column `firsts[i]` on; all int32.
 
-    table: [rows, columns]; rows: [B], of any stride; indptr: [B + 1]; pages: at least indptr[B] long.
+    table: [rows, columns]; rows: [B], of any stride; firsts: [B]; indptr: [B + 1]; pages: at least indptr[B] long.
     """
     _gather_pages[(len(rows),)](
-        table, rows, indptr, pages, table.stride(0), rows.stride(0), BLOCK=1024, num_warps=4
+        table, rows, firsts, indptr, pages, table.stride(0), rows.stride(0), BLOCK=1024, num_warps=4
     )
 
 
 @triton.jit
-def _gather_pages(table, rows, indptr, pages, columns, apart, BLOCK: tl.constexpr):
+def _gather_pages(table, rows, firsts, indptr, pages, columns, apart, BLOCK: tl.constexpr):
     i = tl.program_id(0)
     row = tl.load(rows + i * apart).to(tl.int64)
+    own = table + row * columns + tl.load(firsts + i)
     first, end = tl.load(indptr + i), tl.load(indptr + i + 1)
     for start in range(0, end - first, BLOCK):
         column = start + tl.arange(0, BLOCK)
         used = column < end - first
-        tl.store(pages + first + column, tl.load(table + row * columns + column, mask=used), mask=used)
+        tl.store(pages + first + column, tl.load(own + column, mask=used), mask=used)
 
 
-def token_slots(table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """int64 [T]: the KV slots of the given positions of the given rows; see `KVCache.slots`."""
-    n = len(rows)
-    slots = torch.empty(n, dtype=torch.int64, device=table.device)
-    block = 256
-    _token_slots[(triton.cdiv(n, block),)](
-        table, rows, positions, slots, n, page_size, table.stride(0), BLOCK=block, num_warps=4
+def token_slots(tables: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """int64 [groups, T]: the KV slots of the given positions of the given rows; see `KVCache.slots`."""
+    n, groups, block = len(rows), len(tables), 256
+    slots = torch.empty((groups, n), dtype=torch.int64, device=tables.device)
+    _token_slots[(triton.cdiv(n, block), groups)](
+        tables, rows, positions, slots, n, page_size, *tables.stride()[:2], BLOCK=block, num_warps=4
     )
     return slots
 
 
 @triton.jit(do_not_specialize=["n"])
-def _token_slots(table, rows, positions, slots, n, page_size, columns, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _token_slots(tables, rows, positions, slots, n, page_size, size, columns, BLOCK: tl.constexpr):
+    i, group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
     used = i < n
     row = tl.load(rows + i, mask=used, other=0).to(tl.int64)
     position = tl.load(positions + i, mask=used, other=0).to(tl.int64)
-    page = tl.load(table + row * columns + position // page_size, mask=used, other=0).to(tl.int64)
-    tl.store(slots + i, page * page_size + position % page_size, mask=used)
+    own = tables + group * size + row * columns
+    page = tl.load(own + position // page_size, mask=used, other=0).to(tl.int64)
+    tl.store(slots + group * n + i, page * page_size + position % page_size, mask=used)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 
 from bench.harness.checkpoints.decoders import QWEN3_06B, config as shape_config
 from bench.harness.driver import Driver
+from petiole.cache import WindowPages
 from petiole.contract.settings.engine import BATCHING, Batching
 from petiole.gpu_worker import Engine, EngineConfig, Request
 from petiole.gpu_worker.exceptions import MachineError, ModelError
@@ -107,6 +108,37 @@ def test_a_row_goes_on_behind_a_snapshot(family, settings, checkpoint, open_runt
         other = driver.fork(first, known + tokens(5, seed=position), position)
         got = table(driver.prefill([other]))
         assert relative_error(got, reference(model, other.prompt)[-1:]) < 1e-5
+
+
+def test_long_rows_of_delta_nets_go_to_fla(checkpoint, open_runtime, monkeypatch, cpu_path):
+    """Chunks of a prompt, one with a snapshot in it, beside a row that decodes. transformers takes it, too."""
+    found, rule = [], fake_flashinfer.chunk_gated_delta_rule
+
+    def counted(q, *more, **named):
+        found.append(q.shape[1])
+        return rule(q, *more, **named)
+
+    folder, model = checkpoint("qwen3.5")
+    with monkeypatch.context() as patched:
+        patched.setenv("PETIOLE_EXACT", "off")
+        patched.setenv("PETIOLE_UNTIMED", "chunks")
+        patched.setattr(fake_flashinfer, "chunk_gated_delta_rule", counted)
+        fake_flashinfer.install(patched)
+        fake_flashinfer.install_fla(patched)
+        driver = Driver(fake_flashinfer.compute_as_on_cuda(open_runtime(folder, cuda_graphs="off")))
+        beside, long = driver.sequence(tokens(5), ALL), driver.sequence(tokens(200, 3), ALL)
+        driver.keep(long, 150)
+        driver.prefill([beside])
+        driver.prefill([long], [80])
+        step = driver.launch("mixed", [beside, long], [[-1], long.prompt[80:]], [1, 1])
+        first = table(driver.finish_step(*step))
+        other = driver.fork(long, [*long.prompt[:150], *tokens(5, 8)], 150)
+        second = table(driver.prefill([other]))
+    seen = [(beside.prompt + beside.output)[:6], long.prompt, other.prompt]
+    expected = np.array([reference(model, one)[-1] for one in seen])
+    assert relative_error(np.concatenate([first, second]), expected) < 2e-2
+    layers = len(list(driver.runtime._decoder.plan.recurrent))
+    assert found == [80] * layers + [70] * layers, "the 50 behind the snapshot are fewer than a chunk"
 
 
 @pytest.mark.parametrize("sampling", MIN_TOKENS, ids=lambda sampling: sampling.min_tokens)
@@ -504,8 +536,13 @@ def test_heads_that_the_kernels_would_compute_wrongly_are_refused(width, checkpo
 
 
 def test_page_counts_of_rows():
-    indptr, last = host_page_counts(np.array([5, 1, 12], dtype=np.int32), 4)
-    assert (indptr.tolist(), last.tolist()) == ([0, 2, 3, 6], [1, 1, 4])
+    """Layers with a window read from the window of each row's first position on, or from its padding on."""
+    cache = types.SimpleNamespace(page_size=4, tables=[0, 1], windows=[WindowPages(6, 9)])
+    starts, queries, ends = np.array([[4, 0, 11, 30, 20], [1, 1, 1, 8, 9], [5, 1, 12, 38, 21]], np.int32)
+    firsts, indptr, last = host_page_counts(cache, starts, queries, ends)
+    assert firsts.tolist() == [[0] * 5, [0, 0, 1, 6, 3]]
+    assert indptr.tolist() == [[0, 2, 3, 6, 16, 22], [0, 2, 3, 5, 9, 12]]
+    assert last.tolist() == [1, 1, 4, 2, 1]
 
 
 def test_the_ladder_ends_at_the_largest_batch():
@@ -541,7 +578,7 @@ def test_a_batch_that_fills_the_card_is_not_split_where_tensor_cores_attend(
     runtime = open_runtime(checkpoint("qwen3")[0])
     model = each_mixer(runtime._decoder.plan, heads=heads, kv_heads=2)
     geometry = Geometry(model, runtime._memory.cache, torch.float32)
-    indices, workspace = torch.zeros(8, dtype=torch.int32), new_workspace(geometry.device)
+    indices, workspace = [torch.zeros(8, dtype=torch.int32)], new_workspace(geometry.device)
     sizes = (1, fake_flashinfer.PROCESSORS - 1, fake_flashinfer.PROCESSORS, 8)
     found = [DecodeWrappers(geometry, size, workspace, indices).whole for size in sizes]
     assert [list(one.values()) for one in found] == [[one] for one in whole]

@@ -12,10 +12,12 @@ import torch
 from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import EngineConfig
 from petiole.gpu_worker.exceptions import MachineError, ModelError
+from petiole.gpu_worker.runtime.building import pools_of
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.cuda.executor import working_bytes
 from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
 from petiole.gpu_worker.runtime.derived_settings import quantization
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes
 from petiole.gpu_worker.runtime.platforms import Platform
 
 FREE = 8 * 2**30
@@ -65,6 +67,26 @@ def test_pages_get_what_working_memory_leaves(
     n_pages = platform.n_pages(config, decoder, torch.float16)
     page_bytes = 2 * decoder.plan.kv_elements_per_token
     assert n_pages == (FREE - working) // page_bytes
+
+
+def test_layers_with_a_window_leave_their_pages_to_the_others(
+    platform: CudaPlatform, checkpoint: Callable[..., Any], open_runtime: Callable[..., Any]
+) -> None:
+    """As many pages as fit, of all pools together; with a window of seven positions, a quarter as many."""
+    decoder = open_runtime(checkpoint("gemma3")[0])._decoder
+    config = platform.decided(EngineConfig(max_model_len=4096, gpu_memory_utilization=1.0), decoder)
+    pools = pools_of(config, decoder, platform)
+    left = FREE - working_bytes(config, decoder.plan, decoder.dtype.itemsize)
+    fits = [
+        pool_bytes(config, decoder.plan, pools.dtype.itemsize, pools.n_pages + more) <= left for more in (0, 1)
+    ]
+    assert fits == [True, False]
+    assert list(pools.windows) == [(7, -(-pools.n_pages // 4))]
+    of_layers = [i for i, window in enumerate(decoder.plan.kept_windows) if window]
+    share = 1 - 3 / 4 * len(of_layers) / decoder.plan.n_layers
+    assert pools.n_pages == pytest.approx(
+        left / page_bytes(config, decoder.plan, pools.dtype.itemsize) / share, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
