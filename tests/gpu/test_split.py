@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, host_page_counts
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind
 from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrapper
 from petiole.gpu_worker.runtime.cuda.fused.split.attend import cut
 from petiole.gpu_worker.runtime.cuda.fused.split.pieces import MOST_PIECES, PIECE, TILE, Pieces
@@ -49,7 +49,7 @@ class Step:
 
     def __post_init__(self) -> None:
         draw = torch.Generator().manual_seed(sum(self.lengths) + self.queries)
-        self.indptr, self.last = host_page_counts(np.array(self.lengths, np.int32), self.page_size)
+        self.indptr, self.last = (found.numpy() for found in plain.page_counts(self.lengths, self.page_size))
         n, kind = int(self.indptr[-1]), self.kind
         self.indices = torch.randperm(n, generator=draw).int() + 1
         shape = n + 1, self.page_size, kind.kv_heads, kind.head_dim
@@ -171,7 +171,7 @@ def test_the_list_of_pieces(window, queries):
     draw = np.random.default_rng(0)
     for n in (1, 7, 33):
         lengths = np.concatenate([[40_000], draw.integers(queries, 3000, n)])[-n:].astype(np.int32)
-        indptr, last = (torch.from_numpy(array) for array in host_page_counts(lengths, 16))
+        indptr, last = plain.page_counts(lengths, 16)
         found, expected = (Pieces.empty(n, 65_536, torch.device(place)) for place in (DEVICE, "cpu"))
         cut(indptr.to(DEVICE), last.to(DEVICE), 16, window, queries, found)
         plain.cut(indptr, last, 16, window, queries, expected)

@@ -16,7 +16,6 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     WORKSPACE_BYTES,
     AttentionKind,
     Geometry,
-    host_page_counts,
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrappers, programs_at_once
@@ -44,7 +43,7 @@ def kind_of(heads, head_dim=128):
 
 
 def listed(lengths):
-    indptr, last = (torch.from_numpy(array) for array in host_page_counts(np.array(lengths, np.int32), 1))
+    indptr, last = fake_flashinfer.page_counts(lengths, 1)
     pieces = Pieces.empty(len(lengths), max(lengths), torch.device("cpu"))
     fake_flashinfer.cut(indptr, last, 1, 0, 1, pieces)
     return pieces.listed[: pieces.count]
@@ -156,7 +155,7 @@ def test_rows_are_split_where_flashinfer_does_not_if_that_is_tried(checkpoint, o
     workspace = new_workspace(geometry.device)
 
     def splits(rows, queries=1):
-        found = new_wrappers(geometry, Shape(rows, rows * queries, queries), workspace, indices)
+        found = new_wrappers(geometry, Shape(rows, rows * queries, queries), workspace, [indices])
         return isinstance(found, SplitWrappers)
 
     assert splits(1)
