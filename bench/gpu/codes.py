@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,14 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.gpu import humming
 from bench.gpu.card import Card, release, seconds
 from bench.harness.checkpoints.random_weights import mxfp4_form
 from bench.harness.report import Report
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import FeedForward, Norm, Router
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, Linear
-from petiole.gpu_worker.models.weights.quantization import int4_form
+from petiole.gpu_worker.models.weights.quantization import GROUP, int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, KernelLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
@@ -48,9 +48,9 @@ def coding(report: Report, card: Card) -> None:
             weights, plain = copies(form_of(outputs, inputs)), normals(outputs, inputs)
             for rows in (1, 16, 64, *([128] if kind != "fp8" else [])):
                 x = normal(rows, inputs)
-                beside = seconds_of_each([lambda w=w, x=x: torch.mm(x, w.t()) for w in plain])  # type: ignore[misc]
+                beside = seconds_of_each([partial(torch.mm, x, w.t()) for w in plain])
                 for way, multiply in ways(kind, rows, outputs).items():
-                    took = seconds_of_each([lambda w=w, x=x, f=multiply: f(x, w) for w in weights])  # type: ignore[misc]
+                    took = seconds_of_each([partial(multiply, x, w) for w in weights])
                     report.add(
                         f"{kind}, {name}, {rows} rows, {way}, beside cuBLAS's in bf16",
                         took * 1e6,
@@ -89,7 +89,7 @@ def beside_humming(report: Report, card: Card) -> None:
         for rows in (1, 16, 64):
             try:
                 x, n = normal(rows, inputs), -(-AT_LEAST // floor)
-                layers = humming.products(outputs, inputs, rows, n)
+                layers = humming_layers(outputs, inputs, rows, n)
                 took = seconds_of_each([partial(layer, x) for layer in layers]) if layers else 0.0
             except Exception as error:
                 report.absent["humming-kernels"] = f"{type(error).__name__}: {error}"
@@ -103,6 +103,27 @@ def beside_humming(report: Report, card: Card) -> None:
                     better="lower",
                 )
             release()
+
+
+def humming_layers(outputs: int, inputs: int, rows: int, n: int) -> list[Callable[[Tensor], Tensor]]:
+    """So many products of this size by humming-kernels, whose weights differ: int4 in groups as ours, in bfloat16.
+    rows: of what they are called with. For each size and number of rows it compiles a kernel, with nvcc or NVRTC.
+    Empty where the package is not installed."""
+    if importlib.util.find_spec("humming") is None:
+        return []
+    from humming.layer import HummingLayer
+    from humming.tune import get_heuristics_config
+
+    found: list[Callable[[Tensor], Tensor]] = []
+    for _ in range(n):
+        form = {"dtype": "int4", "group_size": GROUP}
+        layer = HummingLayer(
+            shape_n=outputs, shape_k=inputs, weight_config=form, torch_dtype=torch.bfloat16
+        ).cuda()
+        layer.load_from_unquantized(normal(outputs, inputs))
+        layer.transform()
+        found.append(partial(layer, tuning_config=get_heuristics_config(layer.humming_config, rows)))
+    return found
 
 
 def mixing(report: Report, card: Card) -> None:
