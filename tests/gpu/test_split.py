@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind, host_page_counts
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AttentionKind
 from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrapper
 from petiole.gpu_worker.runtime.cuda.fused.split.attend import cut
 from petiole.gpu_worker.runtime.cuda.fused.split.pieces import MOST_PIECES, PIECE, TILE, Pieces
@@ -49,7 +49,7 @@ class Step:
 
     def __post_init__(self) -> None:
         draw = torch.Generator().manual_seed(sum(self.lengths) + self.queries)
-        self.indptr, self.last = host_page_counts(np.array(self.lengths, np.int32), self.page_size)
+        self.indptr, self.last = plain.pages_of_rows(self.lengths, self.page_size)
         n, kind = int(self.indptr[-1]), self.kind
         self.indices = torch.randperm(n, generator=draw).int() + 1
         shape = n + 1, self.page_size, kind.kv_heads, kind.head_dim
@@ -77,7 +77,7 @@ class Step:
         wrapper = SplitWrapper(
             *sizes, self.queries, self.page_size, indices, pieces, parts, sums, programs=self.programs
         )
-        wrapper.plan(*(torch.from_numpy(array).to(DEVICE) for array in (self.indptr, self.last)))
+        wrapper.plan(*(array.to(DEVICE) for array in (self.indptr, self.last)))
         out = torch.full((rows * self.queries, kind.heads, kind.head_dim), math.nan, dtype=DTYPE, device=DEVICE)
         pages = self.pages[0].to(DEVICE), self.pages[1].to(DEVICE)
         q = self.joined.to(DEVICE)[:, : kind.heads]
@@ -171,7 +171,7 @@ def test_the_list_of_pieces(window, queries):
     draw = np.random.default_rng(0)
     for n in (1, 7, 33):
         lengths = np.concatenate([[40_000], draw.integers(queries, 3000, n)])[-n:].astype(np.int32)
-        indptr, last = (torch.from_numpy(array) for array in host_page_counts(lengths, 16))
+        indptr, last = plain.pages_of_rows(lengths, 16)
         found, expected = (Pieces.empty(n, 65_536, torch.device(place)) for place in (DEVICE, "cpu"))
         cut(indptr.to(DEVICE), last.to(DEVICE), 16, window, queries, found)
         plain.cut(indptr, last, 16, window, queries, expected)

@@ -153,6 +153,13 @@ def quantize_rows(x):
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.split.attend
 
 
+def pages_of_rows(lengths, page_size):
+    """(indptr, positions in the last page), int32, of rows of these lengths."""
+    lengths = torch.as_tensor(lengths, dtype=torch.int32)
+    counts = -(-lengths // page_size)
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(), lengths - (counts - 1) * page_size
+
+
 def cut(indptr, last_page_len, page_size, window, queries, pieces):
     check_int32(indptr, last_page_len)
     lengths = ((indptr.diff() - 1) * page_size + last_page_len).tolist()

@@ -16,7 +16,6 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     WORKSPACE_BYTES,
     AttentionKind,
     Geometry,
-    host_page_counts,
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrappers, programs_at_once
@@ -44,9 +43,8 @@ def kind_of(heads, head_dim=128):
 
 
 def listed(lengths):
-    indptr, last = (torch.from_numpy(array) for array in host_page_counts(np.array(lengths, np.int32), 1))
     pieces = Pieces.empty(len(lengths), max(lengths), torch.device("cpu"))
-    fake_flashinfer.cut(indptr, last, 1, 0, 1, pieces)
+    fake_flashinfer.cut(*fake_flashinfer.pages_of_rows(lengths, 1), 1, 0, 1, pieces)
     return pieces.listed[: pieces.count]
 
 
@@ -152,7 +150,7 @@ def test_two_steps_in_flight_and_verifications(checkpoint, open_cuda, attended):
 def test_rows_are_split_where_flashinfer_does_not_if_that_is_tried(checkpoint, open_cuda, monkeypatch):
     runtime = open_cuda(checkpoint("qwen3")[0])
     geometry = Geometry(runtime._decoder.plan, runtime._memory.cache, torch.float32)
-    indices = torch.zeros(512, dtype=torch.int32)
+    indices = [torch.zeros(512, dtype=torch.int32)]
     workspace = new_workspace(geometry.device)
 
     def splits(rows, queries=1):
