@@ -8,7 +8,8 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from bench.harness.checkpoints.moondream import Seeing
 from bench.harness.checkpoints.random_weights import RandomWeights
 from bench.harness.load import let_go, settle
 from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
+from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 QWEN3_8B = Shape("Qwen3-8B shape, bf16", "bfloat16", 151_936, 4096, 12_288, 36, 32, 8, 128, max_positions=16_384)
@@ -82,6 +85,32 @@ def seconds(work: Callable[[], object], rounds: int = 20) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
     return statistics.median(times)
+
+
+def captured_seconds(work: Callable[[], object]) -> float:
+    """Median of what the device alone takes, as a captured step."""
+    device = CudaDevice()
+
+    def once() -> None:
+        with torch.inference_mode():
+            work()
+
+    once()
+    device.synchronize()
+    return seconds(cuda_capture(device.new_stream("compute"))(once))
+
+
+@contextmanager
+def untimed(kernels: str) -> Iterator[None]:
+    """With kernels that are not the default: see `runtime.cuda.supported.tried`."""
+    before = os.environ.get("PETIOLE_UNTIMED")
+    os.environ["PETIOLE_UNTIMED"] = kernels
+    try:
+        yield
+    finally:
+        del os.environ["PETIOLE_UNTIMED"]
+        if before is not None:
+            os.environ["PETIOLE_UNTIMED"] = before
 
 
 def copy_bandwidth() -> float:

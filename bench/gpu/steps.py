@@ -28,12 +28,14 @@ from bench.gpu.card import (
     QWEN3_8B,
     SMALL,
     Card,
+    captured_seconds,
     copy_bandwidth,
     matrix_rate,
     opened,
     release,
     seconds,
     tokens,
+    untimed,
 )
 from bench.gpu.codes import coding
 from bench.gpu.layers import layering
@@ -181,6 +183,21 @@ def device_seconds(runtime: ModelRuntime, driver: Driver, sequences: list[Stream
     return statistics.median(times)
 
 
+def decode_untimed(
+    report: Report, model: Shape, card: Card, kernels: str, batches: tuple[int, ...], **settings: Any
+) -> None:
+    """Decode steps on the device alone, with kernels that are not the default."""
+    with untimed(kernels), opened(model, graph_batch_sizes=batches, **settings) as runtime:
+        for batch in batches:
+            driver, sequences = prefilled(runtime, batch)
+            took = device_seconds(runtime, driver, sequences)
+            floor = model.decode_bytes(batch, sequences[0].length) / card.bandwidth
+            name = f"{model.name}: decode step on the device, batch {batch}, untimed {kernels}"
+            note = fused_products(runtime, batch).removeprefix(", ")
+            report.add(name, took * 1e3, "ms", floor=floor * 1e3, better="lower", note=note)
+        decode_kernels(report, runtime, model, batches[-1], name=f"{model.name}, untimed {kernels}")
+
+
 def prefill(
     report: Report,
     runtime: ModelRuntime,
@@ -213,10 +230,10 @@ def skewed(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, batc
 
 
 def decode_kernels(
-    report: Report, runtime: ModelRuntime, shape: Shape | Counted, batch: int, steps: int = 10
+    report: Report, runtime: ModelRuntime, shape: Shape | Counted, batch: int, steps: int = 10, name: str = ""
 ) -> None:
     driver, sequences = prefilled(runtime, batch)
-    name = f"{shape.name}, a decode step, batch {batch}"
+    name = f"{name or shape.name}, a decode step, batch {batch}"
     kernels(report, name, lambda: driver.decode_many(sequences, steps), steps)
 
 
@@ -269,8 +286,8 @@ def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
 
 
 def sampling(report: Report, card: Card) -> None:
-    """Drawing tokens on the device, against one read of the logits. The logits are rounded like a model's, so many
-    are equal."""
+    """Drawing tokens, against one read of the logits: with the launches by an idle host, and on the device alone.
+    The logits are rounded like a model's, so many are equal."""
     from petiole.gpu_worker.runtime.cuda.executor import choose
     from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 
@@ -287,14 +304,28 @@ def sampling(report: Report, card: Card) -> None:
             took = seconds(lambda c=choice, x=logits: choose(x, c))  # type: ignore[misc]
             floor = logits.nbytes / card.bandwidth
             report.add(f"sampling, batch {batch}, {name}", took * 1e6, "us", floor=floor * 1e6, better="lower")
+            for way in ("off", "rows"):
+                with untimed(way):
+                    alone = captured_seconds(lambda c=choice, x=logits: choose(x, c))  # type: ignore[misc]
+                full_name = f"sampling on the device, batch {batch}, {name}{', short lists' * (way == 'rows')}"
+                report.add(full_name, alone * 1e6, "us", floor=floor * 1e6, better="lower")
 
 
 # ---------------------------------------------------------------- parts
 
 
+LONG: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+SHORT: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 4096}
+
+
 def large(report: Report, card: Card) -> None:
-    settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
-    with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+    large_today(report, card)
+    release()  # after the function, which holds the runtime
+    decode_untimed(report, QWEN3_8B, card, "rows", (32, 64), **LONG)
+
+
+def large_today(report: Report, card: Card) -> None:
+    with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **LONG) as runtime:
         decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
         prefill(report, runtime, QWEN3_8B, card)
         for batch in (1, 64):
@@ -304,7 +335,13 @@ def large(report: Report, card: Card) -> None:
 
 
 def small(report: Report, card: Card) -> None:
-    with opened(SMALL, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=4096) as runtime:
+    small_today(report, card)
+    release()
+    decode_untimed(report, SMALL, card, "rows", (32, 64), **SHORT)
+
+
+def small_today(report: Report, card: Card) -> None:
+    with opened(SMALL, graph_batch_sizes=(1, 16, 64), **SHORT) as runtime:
         decode(report, runtime, SMALL, card, {1: None, 16: None, 64: 1.6})
         skewed(report, runtime, SMALL, card, 64, 3584)
         decode_kernels(report, runtime, SMALL, 64)

@@ -187,7 +187,7 @@ class Decoder:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
         plan, kernels = self.plan, self.kernels
         step = self._by_axes(step)
-        hidden = self._first_inputs(hidden, step)
+        hidden = self.first_inputs(hidden, step)
         inputs = None
         if plan.per_layer is not None and self.per_layer is not None:
             assert step.token_ids is not None, "the caller passes the tokens of a plan with per-layer inputs"
@@ -270,8 +270,8 @@ class Decoder:
                 made[rotary] = table_by_axes(rotary, table, positions)
         return [None if rotary is None else made[rotary] for rotary in rotaries]
 
-    def _first_inputs(self, hidden: Tensor, step: Forward) -> Tensor:
-        """Embeddings with what stands after them."""
+    def first_inputs(self, hidden: Tensor, step: Forward) -> Tensor:
+        """Embeddings with what stands after them: the first layer's inputs."""
         if self.positions is not None:
             hidden = hidden + self.positions[step.positions]
         if self.token_types is not None:

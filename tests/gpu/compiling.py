@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -27,17 +27,18 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from bench.gpu.card import untimed
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights, part_of
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
-from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
+from petiole.gpu_worker.models.plan import DeltaNet, FeedForward, Norm, Router
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, norms as fused_norms, routing
-from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped
+from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped, settled
 from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
@@ -125,8 +126,9 @@ def main() -> None:
     compiling, run = Compiling(), JITFunction.run
     driver.set_active(compiling.card)
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
-    for module in (layers, decode):
+    for module in (layers, decode, settled):
         module.overlapped = compiling.overlapped
+    decode.capability = lambda place: divmod(compiling.card.architecture, 10)
     variants = FEW if options.few else VARIANTS
     found = {one: compiling.of(one, variants) for one in options.architectures or ARCHITECTURES}
     every = {one: {name: asdict(kernel) for name, kernel in kernels.items()} for one, kernels in found.items()}
@@ -196,13 +198,14 @@ def output(*arguments: str) -> str:
 # ---------------------------------------------------------------- as a model calls them
 
 
-def draw(dtype: torch.dtype) -> None:
+def draw(dtype: torch.dtype, short: bool = False) -> None:
     n = 64
     half = torch.full((n,), 0.5)
     choice = SamplingMetadata(
         half, torch.zeros((n, 2), dtype=torch.int32), torch.ones(n, dtype=torch.int64), half, half
     )
-    choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
+    with untimed("rows" if short else "off"):
+        choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
 
 
 def heads(width: int, normed: bool, dtype: torch.dtype, near: bool = False) -> None:
@@ -304,6 +307,37 @@ def added(hidden: int, inner: int) -> None:
     decode.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
+def settled_layer(
+    rows: int, hidden: int, inner: int, blocks: settled.ProductBlocks | None = None
+) -> dict[str, Any]:
+    """The four products of a layer with 4096 or 2048 outputs of attention, and the kernel between them."""
+    blocks = settled.blocks_for(torch.device("cpu")) if blocks is None else blocks
+    x, wide, mixed = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (hidden, inner, max(hidden, 2048)))
+    outputs = mixed.shape[1]
+    return {
+        "gated": lambda: settled.product(x, dense(2 * inner, hidden), blocks, FeedForward(inner)),
+        "down": lambda: settled.shares([(wide, dense(hidden, inner))], blocks),
+        "qkv": lambda: settled.product(x, dense(outputs + 2048, hidden), blocks),
+        "out": lambda: settled.shares([(mixed, dense(hidden, outputs))], blocks),
+    }
+
+
+def head(rows: int) -> None:
+    x, logits = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (4096, VOCAB))
+    settled.write_logits(x, dense(VOCAB, 4096), logits, torch.empty(rows, dtype=torch.int64))
+
+
+def settled_norms(kind: Literal["rms", "layer"], behind: bool) -> None:
+    """Of the 8B's four shares: the norm that follows, or also one behind them, with biases."""
+    biased = kind == "layer"
+    weight, bias = (torch.empty(4096, dtype=torch.bfloat16) for _ in range(2))
+    norm = settled.SettledNorm(Norm(kind, bias=biased), NormWeights(weight, bias if biased else None))
+    x = torch.empty((64, 4096), dtype=torch.bfloat16)
+    sums = torch.empty((4, 64, 4096), dtype=torch.float32)
+    added = settled.Shares(sums, (bias,) if biased else (), norm=norm if behind else None)
+    settled.settle(x, added, norm)
+
+
 def coded(form: CodeLayout, rows: int) -> None:
     weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
     weight = weight.put_in_runs() if form.table else weight
@@ -349,6 +383,7 @@ CODED = {
 VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "float32": lambda: draw(torch.float32),
     "bfloat16": lambda: draw(torch.bfloat16),
+    "bfloat16, short lists": lambda: draw(torch.bfloat16, short=True),
     **{
         f"of {width}{', normed' * normed}{', into eight bits' * (dtype != torch.bfloat16)}": (
             lambda w=width, n=normed, d=dtype: heads(w, n, d)
@@ -374,6 +409,23 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "added, 1024": lambda: added(1024, 3072),
     "added, 4096": lambda: added(4096, 12_288),
     **{
+        f"settled {part}, {hidden}, {rows} rows": lambda r=rows, h=hidden, i=inner, p=part: settled_layer(r, h, i)[
+            p
+        ]()
+        for hidden, inner in ((4096, 12_288), (1024, 3072))
+        for rows in (16, 64)
+        for part in ("gated", "down", "qkv", "out")
+    },
+    **{
+        f"settled {part}, {name}": lambda b=blocks, p=part: settled_layer(64, 4096, 12_288, b)[p]()
+        for name, blocks in settled.BLOCKS.items()
+        for part in ("gated", "down")
+    },
+    **{f"settled head, {rows} rows": lambda r=rows: head(r) for rows in (1, 64)},
+    "rms": lambda: settled_norms("rms", behind=False),
+    "layer, with biases": lambda: settled_norms("layer", behind=False),
+    "rms, and behind": lambda: settled_norms("rms", behind=True),
+    **{
         f"{name}, {rows} rows": lambda f=form, n=rows: coded(f, n)
         for name, form in CODED.items()
         for rows in (1, 64, 300)
@@ -392,6 +444,7 @@ SINCE = {"of 4096": 89}
 
 FEW = (
     "bfloat16",
+    "bfloat16, short lists",
     "of 128, normed",
     "",
     "of 4096",
@@ -404,6 +457,11 @@ FEW = (
     "normed, 1024",
     "gated, 4096",
     "added, 4096",
+    "settled gated, 4096, 64 rows",
+    "settled down, 4096, 64 rows",
+    "settled qkv, 1024, 16 rows",
+    "settled head, 64 rows",
+    "layer, with biases",
     "int4, 1 rows",
     "int4, 64 rows",
     "int8, 300 rows",

@@ -75,7 +75,7 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(kernels):
 def test_a_kernel_that_starts_early_touches_no_memory_before_the_one_before_it_has_ended(on_hopper):
     kernels = on_hopper
     waiting = {name for name, kernel in kernels.items() if kernel["waits"]}
-    assert waiting == set(named(kernels, "begin", "product", "rotate_and_store"))
+    assert waiting == set(named(kernels, "begin", "product", "settle", "likeliest", "rotate_and_store"))
     assert not [name for name, kernel in kernels.items() if kernel["early"]]
 
 
@@ -89,7 +89,9 @@ def blocks(kernel):
     ("kernel", "least"),
     [
         ("product added", 2),
+        ("product settled", 1),
         ("product", 1),
+        ("settle", 4),
         ("scan", 4),
         ("pick", 1),
         ("rotate_and_store", 8),
@@ -124,6 +126,15 @@ def test_a_loop_reads_sixteen_bytes_at_a_time_and_seldom_waits(kernel, waits, ba
         assert loop["narrow"] == 0, name
         assert loop["waits"] <= waits, name
         assert loop["barriers"] <= barriers, name
+
+
+def test_a_block_of_64_outputs_and_more_is_for_warp_groups(on_hopper):
+    """Whose instructions follow one another, with one wait for them and one for copies an iteration."""
+    for name, found in named(on_hopper, "product settled").items():
+        loop = found["loop"]
+        assert 4 <= loop["products"] <= 8, name
+        assert loop["waits"] <= 2, name
+        assert loop["barriers"] <= 2, name
 
 
 def test_what_drawing_a_token_costs(kernels, record_property):

@@ -156,6 +156,18 @@ def test_small_batches_by_fused_products(family, checkpoint, open_runtime, monke
         same_but_for_near_ties(together, decoded(runtime, [prompt])[0])
 
 
+@pytest.mark.parametrize("family", ["qwen3", "starcoder2", "phi2", "gemma2", "olmo2", "granite"])
+def test_more_rows_and_more_families_by_settled_products(family, checkpoint, open_runtime, monkeypatch):
+    """Which no card has timed; taken although they may be slower here."""
+    monkeypatch.setenv("PETIOLE_UNTIMED", "rows")
+    monkeypatch.setattr(decode_graphs, "MARGIN", float("-inf"))
+    folder, model = checkpoint(family, hidden_size=256, intermediate_size=768)
+    runtime = open_runtime(folder, max_num_seqs=64, graph_batch_sizes=(1, 16, 64))
+    assert {1, 16, 64} <= {n for n, fused in runtime._executor.fused.items() if fused}
+    for n in (1, 13, 40):
+        decodes_agree(Driver(runtime), model, [tokens(3 + 3 * i, i) for i in range(n)])
+
+
 def decoded(runtime, prompts):
     """For each prompt its tokens with all their log-probabilities. Each prompt has a prefill of its own: a product
     of more rows at once adds up in another order, as the head's does here for one row and for four."""

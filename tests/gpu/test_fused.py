@@ -109,6 +109,21 @@ def test_rows_of_every_kind_are_drawn_from_as_on_a_cpu(spread, dtype):
         assert torch.equal(fused.choose(logits[rows].to(DEVICE), moved(choice, rows)).cpu(), drawn[rows])
 
 
+def test_short_lists_of_tokens_change_no_token(monkeypatch):
+    """Rows of which a few tokens matter, some hundreds, and more than a list has room for."""
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(5, VOCAB, generator=draw) * torch.tensor([0.05, 1.0, 3.0, 3.0, 6.0])[:, None]
+    keys = torch.from_numpy(noise_keys(np.arange(5, dtype=np.uint64), np.arange(5)))
+    top_k, top_p = torch.tensor([0, 300, 0, 20, 0]), torch.tensor([0.99, 0.9, 0.95, 0.95, 1.0])
+    choice = SamplingMetadata(torch.full((5,), 0.7), keys, top_k, top_p, torch.tensor([0.0, 0, 0, 0, 0.2]))
+    drawn = []
+    for way in ("off", "rows"):
+        monkeypatch.setenv("PETIOLE_UNTIMED", way)
+        drawn.append(fused.choose(logits.to(DEVICE), moved(choice)).cpu())
+    assert torch.equal(*drawn)
+    assert torch.equal(drawn[0], choose(logits, choice))
+
+
 def test_likely_tokens_whose_groups_are_one_leave_enough_for_a_nucleus():
     """Their groups' largest logits are few, so that the first cut is too high."""
     logits = torch.full((2, VOCAB), -9.0)

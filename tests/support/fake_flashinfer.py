@@ -639,9 +639,9 @@ class BatchMLAPagedAttentionWrapper:
             out[first:end] = torch.einsum("hnk,kd->nhd", scores.softmax(-1), k[:, : self.widths[0]])
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.linear.decode
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.linear
 
-MOST_ROWS = 2
+MOST_ROWS, MOST_SETTLED = 2, 6
 
 
 def fits(decoder):
@@ -659,6 +659,22 @@ def forward(decoder, hidden, step):
         x = rmsnorm(hidden, layer.feed_forward_norm.weight, plan.feed_forward_norm.eps)
         hidden += fed.down(silu_and_mul(fed.gate_up(x)))
     return hidden
+
+
+def settled_forward(decoder, hidden, step):
+    """The layers as torch computes them, for more families and more rows."""
+    assert len(hidden) <= MOST_SETTLED
+    assert step.terms is None
+    return decoder.forward(hidden, step)
+
+
+def writes(head, n):
+    return n <= MOST_SETTLED
+
+
+def write_logits(x, head, logits, tokens):
+    head.write(x, logits)
+    tokens.copy_(logits.argmax(-1))
 
 
 @cache
@@ -708,7 +724,10 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     decode = module("petiole.gpu_worker.runtime.cuda.fused.linear.decode", fits, forward)
     decode.MOST_ROWS = MOST_ROWS
-    monkeypatch.setattr(linear, "decode", decode, raising=False)
+    settled = module("petiole.gpu_worker.runtime.cuda.fused.linear.settled", fits, writes, write_logits)
+    settled.MOST_ROWS, settled.forward = MOST_SETTLED, settled_forward
+    for name, made in (("decode", decode), ("settled", settled)):
+        monkeypatch.setattr(linear, name, made, raising=False)
 
 
 def compute_as_on_cuda(runtime):

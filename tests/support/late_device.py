@@ -247,8 +247,9 @@ def install(monkeypatch: Any) -> None:
     kernels = __import__("sys").modules
     layers = kernels["petiole.gpu_worker.runtime.cuda.fused.layers"]
     adapters = kernels["petiole.gpu_worker.runtime.cuda.fused.adapters"]
-    decode = kernels["petiole.gpu_worker.runtime.cuda.fused.linear.decode"]
-    monkeypatch.setattr(decode, "fits", lambda decoder: False)
+    for way in ("decode", "settled"):
+        products = kernels[f"petiole.gpu_worker.runtime.cuda.fused.linear.{way}"]
+        monkeypatch.setattr(products, "fits", lambda decoder: False)
     for module, name in ((layers, "gather_pages"), (adapters, "add_terms")):
         monkeypatch.setattr(module, name, _later(getattr(module, name)))
     monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.choose"], "choose", _late_choose)

@@ -27,6 +27,13 @@ class DenseLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """out = y, [T, out]."""
+        if self.bias is None:
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            torch.addmm(self.bias, x, self.weight.t(), out=out)
+
 
 @dataclass(frozen=True, slots=True)
 class ClippedLinear:

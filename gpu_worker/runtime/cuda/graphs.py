@@ -20,8 +20,8 @@ are hidden states. The output head is applied to them after the graph, because m
     inputs    a  b  c  d  p  e  f  .  .                         a to f: of prompts
     outputs            3  4     6                               hidden states, put together
 
-A small batch is captured twice, with the usual kernels and with `linear.decode`. The quicker graph is kept; which
-one that is depends on the card and the shape.
+A small batch is captured twice, with the usual kernels and with fused products (`linear.decode`, and by the switch
+`untimed` `linear.settled`). The quicker graph is kept; which one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
 outputs that outlive a replay are copied out.
@@ -61,7 +61,7 @@ from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
-from petiole.gpu_worker.runtime.cuda.supported import FUSED
+from petiole.gpu_worker.runtime.cuda.supported import FUSED, SETTLED, tried
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array, Int64Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
@@ -71,14 +71,14 @@ from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_al
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.02
-"""The part of a step's time by which `linear.decode` must be quicker, so that chance does not choose between
+"""The part of a step's time by which fused products must be quicker, so that chance does not choose between
 equals."""
 
 ROUNDS, REPLAYS = 4, 10
 """How often a step is timed, and how many replays each time takes."""
 
 FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
-"""The parts in whose place `linear.decode` computes. See `models.fast_paths`."""
+"""The parts in whose place fused products compute. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _LAST = range(9)
 _OF, _COPIES = 9, 10  # see `StatesOnCuda`
@@ -91,14 +91,16 @@ class StepBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page lists, int32, of each group;
     and its results.
 
-    logits and values are the results of decodes and verifications. logits: [positions, vocab]. values: int32
-    [positions, width], the lines beside the tokens (see `step.values`); empty for a model without values.
+    logits, tokens and values are the results of decodes and verifications. logits: [positions, vocab]. tokens:
+    int64 [positions], the likeliest ones, of graphs that find them. values: int32 [positions, width], the lines
+    beside the tokens (see `step.values`); empty for a model without values.
     hidden: [positions, hidden], the results of all other steps."""
 
     host: Tensor
     device: Tensor
     indices: tuple[Tensor, ...]
     logits: Tensor
+    tokens: Tensor
     values: Tensor
     hidden: Tensor
 
@@ -132,6 +134,7 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
         device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=tuple(torch.zeros(rows * n, dtype=torch.int32, device=device) for n in most),
         logits=torch.zeros((with_logits, plan.head_size), dtype=decoder.dtype, device=device),
+        tokens=torch.zeros(with_logits, dtype=torch.int64, device=device),
         values=torch.zeros((with_logits, 0 if kinds is None else kinds.width), dtype=torch.int32, device=device),
         hidden=torch.zeros((with_hidden, plan.hidden_size), dtype=decoder.dtype, device=device),
     )
@@ -158,11 +161,12 @@ class Graphs:
         self._buffers, self._shapes = buffers, shapes
         self._wrappers = {shape: new_wrappers(geometry, shape, workspace, buffers.indices) for shape in shapes}
         self._replays: dict[tuple[Shape, bool], Callable[[], object]] = {}
+        self._finding: set[Shape] = set()  # without adapters, these find the likeliest tokens
 
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every shape, the largest first, so that the memory pool grows only once.
 
-        `fused`: number of positions -> whether `linear.decode` is quicker. The first slot fills it in, so that
+        `fused`: number of positions -> whether fused products are quicker. The first slot fills it in, so that
         both slots compute alike."""
         usual = self._decoder.forward
         for shape in reversed(self._shapes):
@@ -174,6 +178,8 @@ class Graphs:
                 fused[n] = self._is_quicker(shape, other, usual, stream, capture)
             layers = other if other is not None and fused[n] else usual
             self._replays[shape, False] = self._captured(shape, False, layers, stream, capture)
+            if shape.queries and self._finds_tokens(n, fused=layers != usual):
+                self._finding.add(shape)
 
     def _captured(
         self,
@@ -255,7 +261,41 @@ class Graphs:
             return
         if self._decoder.value_tokens is not None:
             self._buffers.values[:n].copy_(made_of_all(cast(ValuedDecoder, self._decoder), hidden))
-        self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
+        if self._finds_tokens(n, fused=layers != self._decoder.forward):
+            from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+
+            head = cast(DenseLinear, self._decoder.head)
+            normed = self._decoder.normed(hidden)
+            settled.write_logits(normed, head, self._buffers.logits[:n], self._buffers.tokens[:n])
+        else:
+            self._write_logits(hidden, self._buffers.logits[:n])
+
+    def _write_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        decoder = self._decoder
+        if self._plain_logits:
+            cast(DenseLinear, decoder.head).write(decoder.normed(hidden), logits)
+        else:
+            logits.copy_(decoder.head_output(hidden))
+
+    @property
+    def _plain_logits(self) -> bool:
+        """Whether logits are a product behind the last norm, and nothing else. A decoder that nobody knows, whose
+        steps are not captured, may compute them otherwise."""
+        plan, kind, head = self._decoder.plan, type(self._decoder), type(self._decoder.head)
+        changed = (
+            plan.logits_factor != 1.0
+            or plan.logits_softcap
+            or getattr(kind, "head_output", None) != Decoder.head_output
+        )
+        return head is DenseLinear and not changed
+
+    def _finds_tokens(self, n: int, fused: bool) -> bool:
+        """Whether a step of n positions, with or without fused products, finds the likeliest tokens itself."""
+        if not fused or not tried("rows") or not self._plain_logits:
+            return False
+        from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+
+        return settled.writes(self._decoder.head, n)
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""
@@ -295,7 +335,9 @@ class Graphs:
         if not shape.queries:
             return states_of(self._decoder, buffers.hidden[:n])
         logits, values = buffers.logits[:n], buffers.values[:n]
-        return StepStates(lambda: logits, {} if self._decoder.value_tokens is None else {VALUES: lambda _: values})
+        sides = {} if self._decoder.value_tokens is None else {VALUES: lambda _: values}
+        found = shape in self._finding and not self._adapted(inputs)
+        return StepStates(lambda: logits, sides, likeliest=buffers.tokens[:n] if found else None)
 
     def _prepare(self, shape: Shape, inputs: StepInputs | None, copies: Int64Array | None = None) -> None:
         """Fill the slot's buffers with a step padded to this shape, or with padding alone, and plan the attention
@@ -389,13 +431,15 @@ def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """`linear.decode` for a step of `n` positions; None if it cannot compute this model or that many
-    positions."""
-    from petiole.gpu_worker.runtime.cuda.fused.linear import decode
+    """Fused products for a step of `n` positions: `linear.decode`, or `linear.settled` where only that can compute
+    this model or that many positions; None if neither can."""
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, settled
 
-    known = supports(decoder, FUSED, FUSED_PARTS).reason is None
-    fits = known and n <= decode.MOST_ROWS and decode.fits(decoder)
-    return partial(decode.forward, decoder) if fits else None
+    ways = [(decode, FUSED), *([(settled, SETTLED)] if tried("rows") else [])]
+    for way, values in ways:
+        if n <= way.MOST_ROWS and supports(decoder, values, FUSED_PARTS).reason is None and way.fits(decoder):
+            return partial(way.forward, decoder)
+    return None
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:

@@ -107,3 +107,18 @@ FUSED = changed(
     },
 )
 """What `linear.decode` computes."""
+
+SETTLED = changed(
+    FUSED,
+    {
+        ModelPlan: {name: COMMON[ModelPlan][name] for name in ("embedding_norm", "learned_positions")},
+        Layer: {
+            name: COMMON[Layer][name]
+            for name in ("mixer_norm", "mixer_out_norm", "feed_forward_norm", "feed_forward_out_norm")
+        }
+        | {"parallel": {True, False}, "residual": ANY, "scalar": {True, False}},
+        FeedForward: {name: COMMON[FeedForward][name] for name in ("activation", "gated")},
+        Norm: COMMON[Norm],
+    },
+)
+"""What `linear.settled` computes."""

@@ -124,11 +124,12 @@ class StepStates:
 
     logits: returns [O, vocab], in float32 or the model's type. sides: makes the side outputs, by name: sampled
     tokens, int [O] -> an array [O, ...]. head: of a model with one that drafts. All must be called in stream
-    order."""
+    order. likeliest: int64 [O], the tokens with the largest logits, if the forward has found them."""
 
     logits: Callable[[], Tensor]
     sides: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     head: DraftingHead | None = None
+    likeliest: Tensor | None = None
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:

@@ -142,7 +142,11 @@ class OutputSampler:
         given = sampled_with(plan, self._upload)
         rows, pending = given.rows, self._states.pending
         logits = self._adjust(logits, rows, plan, mask)
-        token_ids = self._choose(logits, given.choice)
+        known = given.choice is None and plan.sampled is None and not _adjusts(plan, mask)
+        if known and states.likeliest is not None:
+            token_ids = states.likeliest
+        else:
+            token_ids = self._choose(logits, given.choice)
         sides = {name: make(token_ids) for name, make in states.sides.items()}
         values = sides.get(VALUES)
         accepted = None
@@ -166,7 +170,7 @@ class OutputSampler:
 
     def _adjust(self, logits: Tensor, rows: Tensor, plan: OutputPlan, mask: TokenMask | None) -> Tensor:
         p = plan.parameters
-        if plan.uses & (Uses.BIAS | Uses.PENALTIES) or mask is not None or len(plan.ends):
+        if _adjusts(plan, mask):
             logits = logits.float()
         if plan.uses & Uses.BIAS:
             logits = logits + self._states.bias(rows, self._up(p["biased"]))
@@ -189,3 +193,8 @@ class OutputSampler:
 
     def _up(self, array: npt.NDArray[Any]) -> Tensor:
         return self._upload([array])[0]
+
+
+def _adjusts(plan: OutputPlan, mask: TokenMask | None) -> bool:
+    """Whether logits are changed before tokens are drawn from them."""
+    return bool(plan.uses & (Uses.BIAS | Uses.PENALTIES)) or mask is not None or len(plan.ends) > 0

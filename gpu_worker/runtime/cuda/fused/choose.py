@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from petiole.gpu_worker.runtime.cuda.supported import tried
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 
 _DEPTH, _LANES = 32, 128
@@ -51,7 +52,7 @@ def choose(logits: Tensor, choice: SamplingMetadata) -> Tensor:
     groups = chunks * _LANES
     tokens = torch.empty(n, dtype=torch.int64, device=logits.device)
     figures = torch.empty((n, 2, groups), dtype=torch.float32, device=logits.device)
-    places = torch.empty((n, groups), dtype=torch.int32, device=logits.device)
+    places = torch.empty((n, 2, groups), dtype=torch.int32, device=logits.device)
     filters = (choice.top_k, choice.top_p, choice.min_p)
     given = (
         choice.temperature,
@@ -73,6 +74,7 @@ def choose(logits: Tensor, choice: SamplingMetadata) -> Tensor:
         DEPTH=_DEPTH,
         LANES=_LANES,
         BLOCK=_BLOCK,
+        SHORT=tried("rows"),
         num_warps=_WARPS,
     )
     return tokens
@@ -99,7 +101,7 @@ def _scan(
     LANES: tl.constexpr,
 ):
     """For each chunk: its best score and the lowest token that has the score; or, for each of its groups, the
-    largest score and the mass, relative to that score's. figures: [row, 2, groups]; places: [row, groups]."""
+    largest score and the mass, relative to that score's. figures: [row, 2, groups]; places: [row, 2, groups]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups = tl.num_programs(1) * LANES
     temperature = tl.load(temperatures + row)
@@ -119,7 +121,7 @@ def _scan(
         best = tl.max(tl.max(x, 0), 0)
         owner = tl.min(tl.min(tl.where(x == best, token, width - 1), 0), 0)
         tl.store(found + chunk, best)
-        tl.store(places + row * groups + chunk, owner)
+        tl.store(places + row * 2 * groups + chunk, owner)
 
 
 @triton.jit(do_not_specialize=_FLAGS)
@@ -142,13 +144,15 @@ def _pick(
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHORT: tl.constexpr,
 ):
-    """The row's token, from the results of `_scan`. `places` then lists the groups whose logits matter."""
+    """The row's token, from the results of `_scan`. `places` then lists the groups whose logits matter. SHORT:
+    behind these, it lists the tokens of these groups that matter, if there is room for all."""
     row = tl.program_id(0).to(tl.int64)
     groups = chunks * LANES
     temperature = tl.load(temperatures + row)
     k, p, least = _filters(row, top_ks, top_ps, min_ps, has_top_k, has_top_p, has_min_p)
-    scores, found, listed = logits + row * width, figures + row * 2 * groups, places + row * groups
+    scores, found, listed = logits + row * width, figures + row * 2 * groups, places + row * 2 * groups
     if (temperature > 0) & ((k > 0) | (p < 1) | (least > 0)):
         largest = _largest(found, groups, BLOCK)
         floor = largest + tl.log(least)  # minus infinity if there is no min-p
@@ -158,28 +162,33 @@ def _pick(
         if ranked | massed:
             if by_mass:
                 limit = tl.maximum(p * _mass_of_groups(found, groups, largest, BLOCK), 1e-30)
-            at = (found, found, groups, width, temperature, largest)
-            lo = _search(scores, at, _NOTHING, limit, by_mass, True, DEPTH, LANES, BLOCK)
+            at = (found, found, groups, width, temperature, largest, False)
+            lo = _search(scores, at, _NOTHING, limit, by_mass, True, False, DEPTH, LANES, BLOCK)
             if by_mass:
                 lo = _lower(lo, 1.0)
         n, step = tl.full([], -1, tl.int32), tl.full([], 4.0, tl.float32)
         while n < 0:
             n = _list(found, listed, groups, lo, BLOCK)
             if by_mass & (lo > _NOTHING):
-                at = (found, listed, n * DEPTH, width, temperature, largest)
-                if _mass(scores, at, lo, DEPTH, LANES, BLOCK) < limit:
+                at = (found, listed, n * DEPTH, width, temperature, largest, False)
+                if _mass(scores, at, lo, False, DEPTH, LANES, BLOCK) < limit:
                     lo = _lower(lo, step)
                     step *= 4
                     n = tl.full([], -1, tl.int32)
-        at = (found, listed, n * DEPTH, width, temperature, largest)
+        at = (found, listed, n * DEPTH, width, temperature, largest, False)
+        if SHORT:
+            n_tokens = _list_tokens(scores, at, listed + groups, groups, lo, DEPTH, LANES, BLOCK)
+            short = n_tokens <= groups
+            listed += tl.where(short, groups, 0)
+            at = (found, listed, tl.where(short, n_tokens, n * DEPTH), width, temperature, largest, short)
         for stage in range(2):  # top-k, then top-p
             if tl.where(stage == 0, ranked, massed):
                 if (stage == 1) & ranked:
-                    limit = tl.maximum(p * _mass(scores, at, lo, DEPTH, LANES, BLOCK), 1e-30)
-                lo = _search(scores, at, lo, limit, stage == 1, False, DEPTH, LANES, BLOCK)
+                    limit = tl.maximum(p * _mass(scores, at, lo, SHORT, DEPTH, LANES, BLOCK), 1e-30)
+                lo = _search(scores, at, lo, limit, stage == 1, False, SHORT, DEPTH, LANES, BLOCK)
         lo = tl.maximum(lo, _ordered(floor) - 1)
         first, second = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
-        token = _draw(scores, at, lo, first, second, DEPTH, LANES, BLOCK)
+        token = _draw(scores, at, lo, first, second, SHORT, DEPTH, LANES, BLOCK)
     else:
         chunk = tl.arange(0, CHUNKS)
         best = tl.load(found + chunk, mask=chunk < chunks, other=float("-inf"))
@@ -210,11 +219,27 @@ def _scores(logits, token, there, temperature):
 
 
 @triton.jit
-def _listed_tokens(listed, start, size, width, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """(tokens of the listed groups, whether they exist), from the `start`-th of `size` on."""
+def _listed_tokens(
+    listed,
+    start,
+    size,
+    width,
+    short,
+    SHORT: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """(tokens of the listed groups, whether they exist), from the `start`-th of `size` on. short: the list is of
+    tokens; looked at only if SHORT."""
     at = start + tl.arange(0, BLOCK)
-    group = tl.load(listed + at // DEPTH, mask=at < size, other=0)
+    if SHORT:
+        group = tl.load(listed + tl.where(short, at, at // DEPTH), mask=at < size, other=0)
+    else:
+        group = tl.load(listed + at // DEPTH, mask=at < size, other=0)
     token = group // LANES * (DEPTH * LANES) + at % DEPTH * LANES + group % LANES
+    if SHORT:
+        token = tl.where(short, group, token)
     return token, (at < size) & (token < width)
 
 
@@ -255,25 +280,52 @@ def _list(found, listed, groups, lo, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _mass(scores, at, lo, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
+def _list_tokens(scores, at, tokens, room, lo, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """List the tokens of the listed groups with a score above `lo`, as far as there is room. Returns how many
+    there are."""
+    _, listed, size, width, temperature, _, short = at
+    n = tl.full([], 0, tl.int32)
+    for start in range(0, size, BLOCK):
+        token, there = _listed_tokens(listed, start, size, width, short, False, DEPTH, LANES, BLOCK)
+        x = _scores(scores, token, there, temperature)
+        wanted = (there & (_ordered(x) > lo)).to(tl.int32)
+        place = n + tl.cumsum(wanted, 0) - 1
+        tl.store(tokens + place, token, mask=(wanted != 0) & (place < room))
+        n += tl.sum(wanted, 0)
+    tl.debug_barrier()
+    return n
+
+
+@triton.jit
+def _mass(scores, at, lo, SHORT: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """The mass of the listed scores above `lo`, relative to that of the row's largest score."""
-    _, listed, size, width, temperature, largest = at
+    _, listed, size, width, temperature, largest, short = at
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, BLOCK):
-        token, there = _listed_tokens(listed, start, size, width, DEPTH, LANES, BLOCK)
+        token, there = _listed_tokens(listed, start, size, width, short, SHORT, DEPTH, LANES, BLOCK)
         x = _scores(scores, token, there, temperature)
         total += tl.where(there & (_ordered(x) > lo), tl.exp(x - _finite(largest)), 0.0)
     return tl.sum(total, 0)
 
 
 @triton.jit
-def _draw(scores, at, lo, first, second, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
+def _draw(
+    scores,
+    at,
+    lo,
+    first,
+    second,
+    SHORT: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The listed token above `lo` with the best noisy score; of equal scores, the lowest token."""
-    _, listed, size, width, temperature, _ = at
+    _, listed, size, width, temperature, _, short = at
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     owner = tl.full([BLOCK], 2147483647, tl.int32)
     for start in range(0, size, BLOCK):
-        token, there = _listed_tokens(listed, start, size, width, DEPTH, LANES, BLOCK)
+        token, there = _listed_tokens(listed, start, size, width, short, SHORT, DEPTH, LANES, BLOCK)
         x = _scores(scores, token, there, temperature)
         there &= _ordered(x) > lo
         x = tl.where(there, x + _gumbel(token, first, second), float("-inf"))
@@ -291,17 +343,20 @@ def _search(
     limit,
     by_mass,
     OF_GROUPS: tl.constexpr,
+    SHORT: tl.constexpr,
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The largest ordered `lo` with f(lo) >= limit. Of groups, a smaller `lo` suffices if at most a block's
     groups, or few more than necessary, lie above it."""
-    found, listed, size, width, temperature, largest = at
+    found, listed, size, width, temperature, largest, short = at
     mark = tl.arange(0, 8)
     hi = _ordered(largest)
     lo += tl.full([], 0, tl.int32)
     marks = _ordered(largest - tl.exp2(mark.to(tl.float32) - 1))  # most of the mass lies near the largest
+    if SHORT:  # below `lo`, nothing is listed
+        marks = tl.maximum(marks, lo)
     n_lo, n_hi = (
         tl.full([], 2147483647, tl.int32),
         tl.full([], 0, tl.int32),
@@ -318,7 +373,7 @@ def _search(
                 x = tl.load(found + place, mask=there, other=float("-inf"))
                 mass = tl.load(found + size + place, mask=there, other=0.0) * tl.exp(x - _finite(largest))
             else:
-                token, there = _listed_tokens(listed, start, size, width, DEPTH, LANES, BLOCK)
+                token, there = _listed_tokens(listed, start, size, width, short, SHORT, DEPTH, LANES, BLOCK)
                 x = _scores(scores, token, there, temperature)
                 mass = tl.exp(x - _finite(largest))
             value = _ordered(x)

@@ -624,6 +624,30 @@ def test_the_quicker_of_two_ways_to_compute_a_small_batch_is_taken_by_both_slots
     assert set(calls) == ({1, 2} if margin < 0 else set())
 
 
+@pytest.mark.parametrize("untimed", ["off", "rows"])
+@pytest.mark.parametrize("family", ["qwen3", "starcoder2", "gemma2"])
+def test_more_rows_and_more_families_wait_for_the_switch(family, untimed, checkpoint, open_cuda, monkeypatch):
+    """Of the first family, the rows of today keep their products."""
+    calls = []
+
+    def forward(*given):
+        calls.append(len(given[1]))
+        return fake_flashinfer.settled_forward(*given)
+
+    monkeypatch.setenv("PETIOLE_UNTIMED", untimed)
+    monkeypatch.setattr(linear.settled, "forward", forward)
+    monkeypatch.setattr(graphs, "MARGIN", -1e9)
+    folder, model = checkpoint(family)
+    runtime = open_cuda(folder, graph_batch_sizes=(1, 4, 8))
+    known = {1} if family == "qwen3" else set()
+    wanted = {1, 4} if untimed == "rows" else known
+    assert runtime._executor.fused == dict.fromkeys(wanted, True)
+    calls.clear()
+    outputs = Driver(runtime).generate(PROMPTS[:3], N_TOKENS, depth=2)
+    assert outputs == [oracle(model, prompt) for prompt in PROMPTS[:3]]
+    assert set(calls) == ({4} if untimed == "rows" else set())
+
+
 def test_without_a_compiler_for_other_kernels_the_usual_ones_serve(checkpoint, open_cuda, monkeypatch, caplog):
     def failing(*_):
         raise RuntimeError("no such instruction")

@@ -448,3 +448,41 @@ def test_a_head_that_thinks_alike_drafts_the_tokens_that_are_drawn(how, monkeypa
     step = replace(batch(places, [10] * n, [1 + k] * n, inputs), kind="verify")
     accepted = sampled(step, logits[:, 1:].reshape(-1, vocab))["accepted"]
     assert (accepted == [1 + k] * n) == (how == "as the tokens will be")
+
+
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [
+        ({}, True),
+        ({"temperature": 1e-6}, False),
+        ({"logit_bias": {3: 2.0}}, False),
+        ({"presence_penalty": 0.5}, False),
+    ],
+    ids=["greedy", "drawn", "with a bias", "with a penalty"],
+)
+def test_tokens_that_the_forward_has_found_are_taken_only_where_nothing_changes_logits(more, known):
+    states = RowStates(3, 12, torch.device("cpu"))
+    sampler = OutputSampler(states, lambda arrays: [torch.from_numpy(array) for array in arrays], choose, accept)
+    for row, own in ((1, {}), (2, more)):
+        binding = bind(row, SamplingParams(**{"temperature": 0.0} | own), seed=row)
+        states.bind([binding])
+        states.apply_bindings([binding])
+    step, logits = batch([1, 2], [9, 9]), torch.eye(12)[[4, 5]]
+    found = torch.tensor([7, 8])
+    made = sampler.sample(planned(states, step), step, StepStates(lambda: logits, likeliest=found), None)
+    assert (made["token_ids"].tolist() == [7, 8]) == known
+    if not known:
+        assert made["token_ids"][0] == 4
+
+
+def test_tokens_that_the_forward_has_found_are_not_taken_where_a_grammar_forbids_some():
+    states = RowStates(2, 32, torch.device("cpu"))
+    sampler = OutputSampler(states, lambda arrays: [torch.from_numpy(array) for array in arrays], choose, accept)
+    binding = bind(1, SamplingParams(temperature=0.0))
+    states.bind([binding])
+    step, logits = batch([1], [9]), torch.eye(32)[[4]]
+    mask = TokenMask(np.array([0], np.int32), np.array([[1 << 6]], np.int32))
+    made = sampler.sample(
+        planned(states, step), step, StepStates(lambda: logits, likeliest=torch.tensor([7])), mask
+    )
+    assert made["token_ids"].tolist() == [6]

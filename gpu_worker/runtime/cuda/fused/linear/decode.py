@@ -36,6 +36,8 @@ from petiole.gpu_worker.models.parts.norms import NormWeights, weight_of
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
+from petiole.gpu_worker.runtime.cuda.fused.linear import dense
+from petiole.gpu_worker.runtime.device.cuda import capability
 
 MOST_ROWS = 16
 
@@ -60,6 +62,11 @@ NARROW = Block(16, 512, 4, 2, 1024)
 NARROW_HALF = Block(16, 256, 6, 2, 1024)
 """The same for inputs that do not divide into whole blocks. All three are the quickest of 58 that were tried on an
 H100."""
+
+
+def has_small_memory(place: torch.device) -> bool:
+    """Whether a block of this card has only 99 KiB of shared memory, as on compute capabilities 8.6 and 8.9."""
+    return capability(place) not in ((0, 0), (8, 0), (9, 0))
 
 
 def fits(decoder: Decoder) -> bool:
@@ -167,7 +174,7 @@ def _launch(
     gated: bool,
 ) -> None:
     weight, bias = linear.weight, linear.bias
-    normed = isinstance(x, FusedResidual)
+    of_residual = isinstance(x, FusedResidual)
     rows, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, FusedResidual) else (x, y, 0.0)
     scaled, sums, norm = (y, y, weight) if then is None else (then[0].scaled, then[0].squares, then[1])
     n, (outputs, inputs) = len(rows), weight.shape
@@ -175,7 +182,8 @@ def _launch(
     assert rows.stride(1) == y.stride(1) == 1
     if inputs % block.inputs:
         block = NARROW_HALF
-    _product[(outputs // block.outputs,)](
+    stages = min(block.stages, 5) if has_small_memory(rows.device) else block.stages
+    dense.product[(outputs // block.outputs,)](
         rows,
         weight,
         y,
@@ -184,24 +192,30 @@ def _launch(
         norm,
         scaled,
         sums,
+        y,
+        y,
         n,
         inputs,
         y.shape[1],
         rows.stride(0),
         y.stride(0),
+        0,
         eps,
-        squares.shape[1] if normed else 1,
-        NORMED=normed,
+        squares.shape[1] if of_residual else 1,
+        NORMED=of_residual,
+        ACTIVATION="silu" if gated else "none",
         GATED=gated,
         ADDED=then is not None,
         BIASED=bias is not None,
         ROWS=MOST_ROWS,
         OUTPUTS=block.outputs,
         INPUTS=block.inputs,
-        BLOCKS=triton.next_power_of_2(squares.shape[1]) if normed else 1,
+        BLOCKS=triton.next_power_of_2(squares.shape[1]) if of_residual else 1,
         EARLY=block.early,
+        SHARES=1,
+        BEST=False,
         num_warps=block.warps,
-        num_stages=block.stages,
+        num_stages=stages,
         **overlapped(rows),
     )
 
@@ -229,77 +243,3 @@ def _begin(
     found = value * tl.load(norm + at).to(tl.float32)[None, :]
     tl.store(scaled + row[:, None] * width + at[None, :], found.to(scaled.dtype.element_ty), mask=there)
     tl.store(squares + row * blocks + tl.program_id(0), tl.sum(value * value, 1))
-
-
-@triton.jit(do_not_specialize=["n"])
-def _product(
-    x,
-    weight,
-    y,
-    bias,
-    squares,
-    norm,
-    scaled,
-    sums,
-    n,
-    inputs,
-    width,
-    x_row,
-    y_row,
-    eps,
-    blocks,
-    NORMED: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDED: tl.constexpr,
-    BIASED: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    row, lane, k = tl.arange(0, ROWS), tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
-    half: tl.constexpr = OUTPUTS // 2
-    if GATED:  # one half of the block are gates, the other half their factors
-        output = tl.program_id(0) * half + lane % half + tl.where(lane < half, 0, width)
-    else:
-        output = tl.program_id(0) * OUTPUTS + lane
-    weights = weight + output.to(tl.int64) * inputs
-    if OVERLAPPED:
-        line = tl.arange(0, EARLY // 64) * 64
-        lines = weights[:, None] + tl.minimum(line, inputs - 64)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-        )
-        gdc_launch_dependents()
-        gdc_wait()
-    there = (row < n)[None, :]
-    if NORMED:
-        block = tl.arange(0, BLOCKS)
-        known = (row < n)[:, None] & (block < blocks)[None, :]
-        parts = tl.load(squares + row[:, None] * blocks + block[None, :], mask=known, other=0.0)
-    rows = x + row[None, :] * x_row + k[:, None]
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(0, inputs, INPUTS):
-        left = tl.load(weights[:, None] + (start + k)[None, :])
-        right = tl.load(rows + start, mask=there, other=0.0)
-        total = tl.dot(left, right, total)
-    if NORMED:
-        total *= tl.rsqrt(tl.sum(parts, 1) / inputs + eps)[None, :]
-    if BIASED:
-        total += tl.load(bias + output).to(tl.float32)[:, None]
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(total, [2, half, ROWS]), [1, 2, 0]))
-        total = gate * tl.sigmoid(gate) * up
-        output = tl.program_id(0) * half + tl.arange(0, half)
-    at = y + row[None, :].to(tl.int64) * y_row + output[:, None]
-    if ADDED:
-        total += tl.load(at, mask=there, other=0.0).to(tl.float32)
-    rounded = total.to(y.dtype.element_ty)
-    tl.store(at, rounded, mask=there)
-    if ADDED:
-        value = rounded.to(tl.float32)
-        tl.store(sums + row * (width // OUTPUTS) + tl.program_id(0), tl.sum(value * value, 0), mask=row < n)
-        value *= tl.load(norm + output).to(tl.float32)[:, None]
-        tl.store(scaled + row[None, :] * width + output[:, None], value.to(scaled.dtype.element_ty), mask=there)
