@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from bench.gpu import humming
 from bench.gpu.card import Card, release, seconds
 from bench.harness.checkpoints.random_weights import mxfp4_form
 from bench.harness.report import Report
-from petiole.gpu_worker.models.plan import Router
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.plan import FeedForward, Norm, Router
+from petiole.gpu_worker.models.weights.linear import Fp8Linear, Linear
 from petiole.gpu_worker.models.weights.quantization import int4_form
-from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, KernelLinear
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 
@@ -25,28 +30,79 @@ MIXTURE = Router(128, 8, normalised=True)
 HIDDEN, INNER = 2048, 768  # Qwen3-30B-A3B
 
 
-def coding(report: Report, card: Card) -> None:
-    from petiole.gpu_worker.runtime.cuda.fused.linear.grouped import multiply
+LAYERS = 4
+"""One after another: their weights are more than a card's cache holds."""
+KINDS: dict[str, Callable[[int, int], CodeLayout]] = {
+    "int4": int4_form,
+    "mxfp4": mxfp4_form,
+    "fp8": lambda outputs, inputs: CodeLayout(outputs, inputs, inputs, codes=torch.float8_e4m3fn),
+}
+TARGETS = {("int4", 1): 66.0, ("int4", 16): 80.0, ("int4", 64): 130.0}
+"""Microseconds of the four products of a layer, with what stands between them but attention."""
 
-    for kind, form_of in (("int4", int4_form), ("mxfp4", mxfp4_form)):
+
+def coding(report: Report, card: Card) -> None:
+    """Each product by today's kernel and by each candidate; then layers of four, with their norms."""
+    for kind, form_of in KINDS.items():
         for name, (outputs, inputs) in SHAPES.items():
-            weights = copies(form_of(outputs, inputs))
-            plain = [normal(outputs, inputs) for _ in range(-(-AT_LEAST // (2 * outputs * inputs)))]
-            for rows in (1, 16, 64, 128):
+            weights, plain = copies(form_of(outputs, inputs)), normals(outputs, inputs)
+            for rows in (1, 16, 64, *([128] if kind != "fp8" else [])):
                 x = normal(rows, inputs)
-                took = seconds_of_each([lambda w=w, x=x: multiply(x, w, None) for w in weights])  # type: ignore[misc]
                 beside = seconds_of_each([lambda w=w, x=x: torch.mm(x, w.t()) for w in plain])  # type: ignore[misc]
-                report.add(
-                    f"{kind}, {name}, {rows} rows, beside cuBLAS's in bf16",
-                    took * 1e6,
-                    "us",
-                    peer=beside * 1e6,
-                    floor=weights[0].n_bytes / card.bandwidth * 1e6,
-                    better="lower",
-                )
+                for way, multiply in ways(kind, rows, outputs).items():
+                    took = seconds_of_each([lambda w=w, x=x, f=multiply: f(x, w) for w in weights])  # type: ignore[misc]
+                    report.add(
+                        f"{kind}, {name}, {rows} rows, {way}, beside cuBLAS's in bf16",
+                        took * 1e6,
+                        "us",
+                        peer=beside * 1e6,
+                        floor=weights[0].n_bytes / card.bandwidth * 1e6,
+                        better="lower",
+                    )
             del weights, plain
             release()
+    for kind, form_of in KINDS.items():
+        floor = sum(form_of(*shape).n_bytes for shape in SHAPES.values()) / card.bandwidth
+        for way, layers in (("usual kernels", usual_layers), ("fused products", fused_layers)):
+            weights_of_layers = [layer_of(form_of, way) for _ in range(LAYERS)]
+            for rows in (1, 16, 64):
+                x = normal(rows, HIDDEN_8B)
+                took = seconds_of_each([partial(layers, x, weights_of_layers)]) / LAYERS
+                target = TARGETS.get((kind, rows)) if way == "fused products" else None
+                report.add(
+                    f"{kind}, a layer without attention, {rows} rows, {way} ({floor * 1e6:.0f} us of bytes)",
+                    took * 1e6,
+                    "us",
+                    target=target,
+                    better="lower",
+                )
+            del weights_of_layers
+            release()
     mixing(report, card)
+    beside_humming(report, card)
+
+
+def beside_humming(report: Report, card: Card) -> None:
+    """Last, because it may have to compile, and may not start at all."""
+    for name, (outputs, inputs) in SHAPES.items():
+        floor = int4_form(outputs, inputs).n_bytes
+        for rows in (1, 16, 64):
+            try:
+                x, n = normal(rows, inputs), -(-AT_LEAST // floor)
+                layers = humming.products(outputs, inputs, rows, n)
+                took = seconds_of_each([partial(layer, x) for layer in layers]) if layers else 0.0
+            except Exception as error:
+                report.absent["humming-kernels"] = f"{type(error).__name__}: {error}"
+                return
+            if layers:
+                report.add(
+                    f"int4, {name}, {rows} rows, humming",
+                    took * 1e6,
+                    "us",
+                    floor=floor / card.bandwidth * 1e6,
+                    better="lower",
+                )
+            release()
 
 
 def mixing(report: Report, card: Card) -> None:
@@ -88,6 +144,96 @@ def mixing(report: Report, card: Card) -> None:
             )
 
 
+Multiply = Callable[[Tensor, Coded], Tensor]
+
+
+def ways(kind: str, rows: int, outputs: int) -> dict[str, Multiply]:
+    """Random codes mean something in every order, so a weight need not be put in another one."""
+    from petiole.gpu_worker.runtime.cuda.fused.linear import coded as fused_codes, grouped
+
+    kernels = FlashInferKernels()
+
+    def in_eight_bits(x: Tensor, weight: Coded) -> Tensor:
+        return Fp8Linear(weight.codes, weight.scales.view(1, -1), kernels.quantize_rows)(x)
+
+    def in_blocks(block: fused_codes.CodedBlock) -> Multiply:
+        return lambda x, weight: fused_codes.multiply(x, tiled(weight), None, block)
+
+    with_torch = kind == "fp8"
+    found: dict[str, Multiply] = {
+        "today's": in_eight_bits if with_torch else lambda x, w: grouped.multiply(x, w, None)
+    }
+    if rows > fused_codes.MOST_ROWS:
+        return found
+    usual = fused_codes.block_for(rows, outputs)
+    found["coded products"] = in_blocks(usual)
+    for name, blocks in fused_codes.BLOCKS.items() if kind == "int4" else ():
+        block = blocks[(rows > 8) + (rows > 16)]
+        if block != usual:
+            found[f"coded products, {name}"] = in_blocks(block)
+    return found
+
+
+def tiled(weight: Coded) -> Coded:
+    return replace(weight, form=replace(weight.form, in_tiles=True)) if weight.form.table else weight
+
+
+HIDDEN_8B = 4096
+
+
+def layer_of(form_of: Callable[[int, int], CodeLayout], way: str) -> list[Linear]:
+    """Of Qwen3-8B: qkv, out, gate and up, down."""
+    found: list[Linear] = []
+    for outputs, inputs in SHAPES.values():
+        weight, kernels = coded(form_of(outputs, inputs)), FlashInferKernels()
+        if not weight.form.table:
+            found.append(Fp8Linear(weight.codes, weight.scales.view(1, -1), kernels.quantize_rows))
+            continue
+        weight = tiled(weight) if way == "fused products" else weight
+        found.append(KernelLinear(weight, product=lambda x, w, bias: multiply_by_kernel(x, w)))
+    return found
+
+
+def multiply_by_kernel(x: Tensor, weight: Coded) -> Tensor:
+    from petiole.gpu_worker.runtime.cuda.fused.linear import grouped
+
+    return grouped.multiply(x, weight, None)
+
+
+def usual_layers(x: Tensor, layers: Sequence[Sequence[Linear]]) -> None:
+    kernels, residual, norm = FlashInferKernels(), x.clone(), torch.ones_like(x[0])
+    y = kernels.rms_norm(residual, norm, 1e-6)
+    for qkv, out, up, down in layers:
+        mixed = qkv(y)[:, :HIDDEN_8B].contiguous()  # in place of attention's result
+        y = kernels.add_rms_norm(out(mixed), residual, norm, 1e-6)
+        y = kernels.add_rms_norm(down(kernels.silu_mul(up(y))), residual, norm, 1e-6)
+
+
+def fused_layers(x: Tensor, layers: Sequence[Sequence[Linear]]) -> None:
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, settled
+
+    norm, residual = torch.ones_like(x[0]), x.clone()
+    if len(x) <= decode.MOST_ROWS:
+        stream = decode.begin(residual, (norm, 1e-6))
+        for qkv, out, up, down in layers:
+            mixed = decode.product(stream, qkv)[:, :HIDDEN_8B]
+            stream = decode.added(mixed, out, stream, (norm, 1e-6))
+            stream = decode.added(decode.product(stream, up, gated=True), down, stream, (norm, 1e-6))
+        return
+    blocks, behind = settled.blocks_for(x.device), settled.SettledNorm(Norm(), NormWeights(norm))
+    y, _ = settled.settle(residual, None, behind)
+    for qkv, out, up, down in layers:
+        mixed = settled.product(y, qkv, blocks)[:, :HIDDEN_8B]
+        y, _ = settled.settle(residual, settled.shares([(mixed, out)], blocks), behind)
+        inner = settled.product(y, up, blocks, FeedForward(0))
+        y, _ = settled.settle(residual, settled.shares([(inner, down)], blocks), behind)
+
+
+def normals(outputs: int, inputs: int) -> list[Tensor]:
+    """Copies of a plain weight."""
+    return [normal(outputs, inputs) for _ in range(-(-AT_LEAST // (2 * outputs * inputs)))]
+
+
 def normal(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
@@ -100,11 +246,14 @@ def copies(form: CodeLayout) -> list[Coded]:
 def coded(form: CodeLayout) -> Coded:
     """Random codes, in the order in which kernels read them."""
     new = form.empty(lambda shape, dtype: torch.zeros(tuple(shape), dtype=dtype, device="cuda"))
-    new.codes.copy_(torch.randint(0, 256, new.codes.shape, dtype=torch.uint8, device="cuda"))
+    codes = torch.randint(0, 256, new.codes.shape, dtype=torch.uint8, device="cuda")
+    if not form.table:
+        codes[codes & 127 == 127] = 0  # no numbers, of eight bits
+    new.codes.view(torch.uint8).copy_(codes)
     new.scales.fill_(2.0**-8)
     if new.multiplier is not None:
         new.multiplier.fill_(1.0)
-    return replace(new, form=replace(form, in_runs=True))
+    return replace(new, form=replace(form, in_runs=bool(form.table)))
 
 
 def seconds_of_each(works: Sequence[Callable[[], object]]) -> float:

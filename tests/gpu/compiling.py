@@ -38,7 +38,8 @@ from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, norms as fused_norms, routing
-from petiole.gpu_worker.runtime.cuda.fused.linear import decode, grouped, settled
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded as fused_codes, decode, grouped, settled
+from petiole.gpu_worker.runtime.cuda.fused.split import attend, pieces as split
 from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
@@ -54,12 +55,14 @@ ARCHITECTURES = (80, 86, 89, 90)
 @dataclass
 class Loop:
     """What one iteration of a kernel's innermost loop does. products: instructions of the tensor cores; waits: for
-    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a thread."""
+    these, and for copies; barriers: of a block; narrow: reads of global memory of fewer than 16 bytes a
+    thread; copies: those of them that go to shared memory."""
 
     products: int
     waits: int
     barriers: int
     narrow: int
+    copies: int
 
 
 @dataclass
@@ -126,9 +129,9 @@ def main() -> None:
     compiling, run = Compiling(), JITFunction.run
     driver.set_active(compiling.card)
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
-    for module in (layers, decode, settled):
+    for module in (attend, layers, decode, settled, fused_codes):
         module.overlapped = compiling.overlapped
-    decode.capability = lambda place: divmod(compiling.card.architecture, 10)
+    layers.capability = lambda place: divmod(compiling.card.architecture, 10)
     variants = FEW if options.few else VARIANTS
     found = {one: compiling.of(one, variants) for one in options.architectures or ARCHITECTURES}
     every = {one: {name: asdict(kernel) for name, kernel in kernels.items()} for one, kernels in found.items()}
@@ -162,12 +165,13 @@ def loops(lines: list[tuple[str, str]]) -> Iterator[Loop]:
         if any((a, b) != (first, last) and first <= a and b <= last for a, b in back):
             continue
         inside = [line for _, line in lines[first : last + 1]]
-        read = [line for line in inside if re.search(READ, line)]
+        narrow = [line for line in inside if re.search(READ, line) and not re.search(r"\.128\b", line)]
         yield Loop(
             products=sum(bool(re.search(PRODUCT, line)) for line in inside),
             waits=sum(bool(re.search(r"\bDEPBAR\.LE|\bWARPGROUP\.DEPBAR", line)) for line in inside),
             barriers=sum(bool(re.search(r"\bBAR\.", line)) for line in inside),
-            narrow=sum(not re.search(r"\.128\b", line) for line in read),
+            narrow=len(narrow),
+            copies=sum("LDGSTS" in line for line in narrow),
         )
 
 
@@ -224,6 +228,29 @@ def latents() -> None:
     rotation = Rotation(None, 0.0, torch.zeros(n, dtype=torch.int32), torch.empty(4096, 64), True)
     keys = torch.empty((4096, 1, width), dtype=torch.bfloat16)
     layers.rotate_and_store(q, k, None, rotation, keys, keys, torch.zeros(n, dtype=torch.int64))
+
+
+def split_rows(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    stored: torch.dtype = torch.bfloat16,
+    queries: int = 1,
+    page_size: int = 1,
+    softcap: float = 0.0,
+    summed: bool = False,
+) -> None:
+    """64 rows of at most 32,768 positions."""
+    rows, longest = 64, 32_768
+    indptr, last = (torch.zeros(n, dtype=torch.int32) for n in (rows + 1, rows))
+    pieces = split.Pieces.empty(rows, longest, indptr.device)
+    attend.cut(indptr, last, page_size, 0, queries, pieces)
+    q = torch.empty((rows * queries, heads, width), dtype=torch.bfloat16)
+    keys = torch.empty((4096 // page_size, page_size, kv_heads, width), dtype=stored)
+    parts, sums = torch.empty(1), torch.empty(q.shape[:2]) if summed else None
+    scores = width**-0.5, 0, softcap
+    kind = split.SplitLayers(heads, kv_heads, width, *scores, queries, page_size, last, pieces, parts, parts, 396)
+    attend.attend(kind, q, (keys, keys), torch.empty_like(q), sums)
 
 
 def pages() -> None:
@@ -344,6 +371,27 @@ def coded(form: CodeLayout, rows: int) -> None:
     grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
 
 
+def tiled(name: str, rows: int, blocks: str) -> Coded:
+    """As the fused products read it; those have the blocks of a candidate."""
+    form = CODED[name]
+    if name == "mxfp4":
+        form = replace(form, outputs=4096, inputs=4096)
+    weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    weight = weight.put_in_runs(in_tiles=True) if form.table else weight
+    block = fused_codes.BLOCKS[blocks][(rows > 8) + (rows > 16)]
+    x, n = torch.empty((rows, form.inputs), dtype=torch.bfloat16), form.outputs
+    norm, squares = torch.empty(n, dtype=torch.bfloat16), torch.empty((16, 256))
+    if rows > 16:
+        fused_codes.multiply(x, weight, None, block)
+    elif n > 4096:
+        y = torch.empty((rows, n // 2), dtype=torch.bfloat16)
+        fused_codes.launch(block, x, weight, None, y, squares, 1e-6, None, "silu", gated=True)
+    else:
+        y = torch.empty((rows, n), dtype=torch.bfloat16)
+        fused_codes.launch(block, x, weight, None, y, then=(norm, torch.empty_like(y), squares))
+    return weight
+
+
 def norms() -> None:
     x, weight = torch.empty((16, 4096), dtype=torch.bfloat16), torch.empty(4096)
     fused_norms.rms_norm(x, weight, 1e-6)
@@ -393,6 +441,13 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     },
     "of latents": latents,
+    "of 32 heads of 128": lambda: split_rows(32, 8, 128),
+    "of 16 heads of 128": lambda: split_rows(16, 8, 128),
+    "of 32 heads of 128, in eight bits": lambda: split_rows(32, 8, 128, torch.float8_e4m3fn),
+    "of 16 heads of 128, in eight bits": lambda: split_rows(16, 8, 128, torch.float8_e4m3fn),
+    "of 14 heads of 64, of several queries": lambda: split_rows(14, 2, 64, queries=2, page_size=16),
+    "of 64 heads of 64, with sums": lambda: split_rows(64, 8, 64, summed=True),
+    "of 8 heads of 256, capped": lambda: split_rows(8, 4, 256, softcap=50.0),
     "": pages,
     "of 4096": eight_bits,
     "with values": accepted,
@@ -430,6 +485,12 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for name, form in CODED.items()
         for rows in (1, 64, 300)
     },
+    **{
+        f"{name}, {blocks}, {rows} rows": lambda n=name, r=rows, b=blocks: tiled(n, r, b)
+        for name in CODED
+        for blocks in fused_codes.BLOCKS
+        for rows in (1, 16, 64)
+    },
     "with a weight in float32": norms,
     "of experts, few rows": lambda: experts(16),
     "of experts, many rows": lambda: experts(2048),
@@ -446,6 +507,9 @@ FEW = (
     "bfloat16",
     "bfloat16, short lists",
     "of 128, normed",
+    "of 32 heads of 128",
+    "of 16 heads of 128, in eight bits",
+    "of 8 heads of 256, capped",
     "",
     "of 4096",
     "with values",
@@ -465,6 +529,11 @@ FEW = (
     "int4, 1 rows",
     "int4, 64 rows",
     "int8, 300 rows",
+    "int4, narrow, 1 rows",
+    "int4, middle, 16 rows",
+    "int4, wide, 64 rows",
+    "mxfp4, narrow, 1 rows",
+    "fp8, middle, 16 rows",
     "with a weight in float32",
     "of experts, few rows",
 )

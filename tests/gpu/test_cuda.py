@@ -16,6 +16,7 @@ from petiole.gpu_worker.models.fast_paths import Support
 from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda, graphs as decode_graphs
+from petiole.gpu_worker.runtime.cuda.fused.split import pieces as split
 from petiole.gpu_worker.runtime.cuda.supported import CAPTURED
 from petiole.gpu_worker.runtime.interface import PENDING, VALUES
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
@@ -140,6 +141,25 @@ def test_a_captured_decode_that_fills_the_card(checkpoint, open_runtime):
     folder, model = checkpoint("qwen3", **shape)
     driver = Driver(open_runtime(folder, max_num_seqs=64, graph_batch_sizes=(64,)))
     decodes_agree(driver, model, [tokens(3 + 3 * n, n) for n in range(40)])
+
+
+@pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
+@pytest.mark.parametrize("heads", [16, 32])
+def test_a_captured_decode_whose_rows_are_cut_along_their_keys(
+    heads, pages, checkpoint, open_runtime, monkeypatch
+):
+    """Into at most four pieces. A verification of few drafts, too."""
+    monkeypatch.setenv("PETIOLE_UNTIMED", "split")
+    monkeypatch.setattr(split, "PIECE", split.TILE)
+    shape = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128}
+    folder, model = checkpoint("qwen3", **shape)
+    settings = {"max_num_seqs": 64, "graph_batch_sizes": (64,), "speculative_tokens": 2}
+    driver = Driver(open_runtime(folder, **settings, **pages))
+    decodes_agree(driver, model, [tokens(3 + 6 * n, n) for n in range(40)])
+    sequence = driver.sequence(tokens(200), ALL)
+    driver.prefill([sequence])
+    history = [*sequence.prompt, *sequence.output, 7, 8]
+    agree(table(driver.verify([sequence], [[7, 8]])), reference(model, history)[-3:], model)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

@@ -22,6 +22,7 @@ from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts
 from petiole.gpu_worker.runtime.cuda.supported import has_kernel, with_kernel
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
 from tests.support.coded import FORMS, random_weight
+from tests.support.tensor_cores import one_order
 
 DTYPE, NEAR = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 2e-3)
 """The interpreter multiplies no bfloat16."""
@@ -112,6 +113,18 @@ def test_products_are_those_of_the_weights(name, monkeypatch):
         close(found, x.double() @ values.t() + bias.double())
 
 
+@pytest.mark.parametrize("name", ["groups of 128, zeros", "nvfp4"])
+def test_codes_in_tiles_are_multiplied_and_widened_as_those_in_runs(name):
+    form = sized(FORMS[name], 70, 640)
+    runs, tiles = coded(name, 70, 640), random_weight(form, torch.Generator().manual_seed(form.inputs))
+    codes = tiles.put_in_runs(in_tiles=True).codes.to(DEVICE)
+    tiles = replace(runs, form=replace(form, in_runs=True, in_tiles=True), codes=codes)
+    assert torch.equal(tiles.values(), runs.values())
+    x = normal(20, 640)
+    assert torch.equal(grouped.multiply(x, tiles, None), grouped.multiply(x, runs, None))
+    assert torch.equal(grouped.widened(tiles, DTYPE), grouped.widened(runs, DTYPE))
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_weights_are_widened_to_the_nearest_numbers(name):
     weight = coded(name)
@@ -147,11 +160,41 @@ def test_int4_in_float16():
     torch.testing.assert_close(wide, found.values(), rtol=2e-3, atol=1e-6)
 
 
-def test_a_row_has_the_same_bits_beside_others():
-    weight = coded("int4 as quantised here")
-    x = normal(9, weight.form.inputs)
-    together = grouped.multiply(x, weight, None)
-    assert all(torch.equal(grouped.multiply(x[i : i + 1], weight, None), together[i : i + 1]) for i in range(9))
+USUAL = ["int4 as quantised here", "groups of 128, zeros", "nvfp4", "fp8 blocks"]
+BESIDE = (1, 2, 16, 17, 40)
+"""Rows of which a row has the same bits as among `MOST_ROWS`: in one block as few, and as many."""
+
+
+@pytest.mark.parametrize("name", some(sorted(KNOWN, key=USUAL.count, reverse=True), short=4))
+def test_a_row_has_the_same_bits_beside_others(name, monkeypatch):
+    """With shares of the inputs, too."""
+    one_order(monkeypatch)
+    weight = coded(name, 70, 1024)
+    x, bias = normal(grouped.MOST_ROWS, 1024), normal(70)
+    together = grouped.multiply(x, weight, bias)
+    for rows in BESIDE:
+        assert torch.equal(grouped.multiply(x[:rows], weight, bias), together[:rows]), rows
+    assert torch.equal(grouped.multiply(x[-1:], weight, bias), together[-1:])
+
+
+@pytest.mark.parametrize("kind", some(["int4 as quantised here", "plain", "nvfp4", "fp8"], short=2))
+def test_a_row_has_the_same_bits_beside_others_that_take_other_experts(kind, monkeypatch):
+    one_order(monkeypatch)
+    each = FeedForward(INNER, activation="gelu", bias=True)
+    (up, _), (down, _) = stacked(kind, 2 * INNER, HIDDEN), stacked(kind, HIDDEN, INNER)
+    x, n = normal(grouped.MOST_ROWS, HIDDEN), torch.arange(grouped.MOST_ROWS, device=DEVICE)
+    chosen = torch.stack((n % 2, n % (LAYERS - 2) + 2), 1)
+    shares = torch.rand(len(x), CHOSEN, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+    def mixed(rows: slice) -> torch.Tensor:
+        counts = torch.zeros(LAYERS, dtype=torch.int64, device=DEVICE)
+        found = mix_experts(each, up, down, x[rows], chosen[rows], shares[rows], counts, TorchKernels())
+        assert found is not None
+        return found
+
+    together = mixed(slice(None))
+    for rows in (*(slice(n) for n in BESIDE), slice(63, 64)):
+        assert torch.equal(mixed(rows), together[rows]), rows
 
 
 LAYERS, CHOSEN, HIDDEN, INNER = 6, 2, 64, 96

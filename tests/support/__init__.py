@@ -93,6 +93,7 @@ Models and devices:
     dtypes           models in another type
     quantised        quantised layers of each format, packed by loops
     coded            coded weights of each form, with random codes
+    tensor_cores     products in Triton's interpreter whose sums have one order
     processors       the CPU kernels for processors with fewer instructions
     agreement        whether bfloat16 agrees with a model as far as it can
     fake_flashinfer  FlashInfer's interface in plain torch

@@ -32,6 +32,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKerne
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
 from petiole.gpu_worker.runtime.cuda.fused import linear
+from petiole.gpu_worker.runtime.cuda.fused.split.pieces import piece_length
 from petiole.gpu_worker.runtime.cuda.supported import has_kernel
 from petiole.gpu_worker.runtime.cuda.whole_texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
@@ -147,6 +148,61 @@ def token_slots(tables, rows, positions, page_size):
 def quantize_rows(x):
     scale = x.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.split.attend
+
+
+def cut(indptr, last_page_len, page_size, window, queries, pieces):
+    check_int32(indptr, last_page_len)
+    lengths = ((indptr.diff() - 1) * page_size + last_page_len).tolist()
+    assert min(lengths) >= queries, "each query has a position"
+    found = []
+    for row, length in enumerate(lengths):
+        start = max(0, length - window - queries + 1) if window else 0
+        each = piece_length(length - start)
+        begins = range(start, length, each)
+        rest = (length, int(indptr[row]), len(begins))
+        found += [(row, begin, min(begin + each, length), *rest) for begin in begins]
+    found.sort(key=lambda piece: (piece[1] - piece[2], piece[2] == piece[3]))
+    listed = torch.tensor(found, dtype=torch.int32)
+    pieces.listed[: len(found), : listed.shape[1]] = listed
+    for row in range(len(lengths)):
+        own = (listed[:, 0] == row).nonzero()
+        pieces.of_rows[:, row] = torch.tensor([int(own[0]), int(own[-1]), len(own)])
+    pieces.count[0] = len(found)
+
+
+def attend(layers, q, pages, out, sums):
+    queries, page_size = layers.queries, layers.page_size
+    check_dense_rows(q)
+    assert out.is_contiguous()
+    assert all(p.is_contiguous() for p in pages)
+    assert pages[0].shape[1:] == (page_size, layers.kv_heads, layers.width)
+    parts = {}
+    for row, begin, end, length, first, n in layers.pieces.listed[: layers.pieces.count, :6].tolist():
+        position, last = torch.arange(begin, end), torch.arange(length - queries, length)[:, None]
+        slots = layers.indices[first + position // page_size].long() * page_size + position % page_size
+        k, v = (p.flatten(0, 1)[slots].to(q.dtype).transpose(0, 1) for p in pages)
+        k, v = (x.repeat_interleave(layers.heads // layers.kv_heads, 0) for x in (k, v))
+        scores = q[row * queries : (row + 1) * queries].transpose(0, 1) @ k.transpose(1, 2) * layers.scale
+        if layers.softcap:
+            scores = torch.tanh(scores / layers.softcap) * layers.softcap
+        seen = position <= last
+        if layers.window:
+            seen &= position > last - layers.window
+        scores = scores.masked_fill(~seen, -math.inf)
+        part = parts.setdefault((row, n), [])
+        part.append((scores.logsumexp(-1)[..., None], scores.softmax(-1).nan_to_num() @ v))
+    out.fill_(math.nan)
+    for (row, n), found in parts.items():
+        assert len(found) == n
+        logarithms, attended = (torch.stack(one) for one in zip(*found, strict=True))
+        at = slice(row * queries, (row + 1) * queries)
+        total = logarithms.logsumexp(0)
+        out[at] = ((logarithms - total).exp() * attended).sum(0).transpose(0, 1)
+        if sums is not None:
+            sums[at] = total[..., 0].t() / math.log(2)
 
 
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.adapters
@@ -699,7 +755,7 @@ def install(monkeypatch):
 
     card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(executor, "new_workspace", lambda device: workspace())
+    monkeypatch.setattr(executor, "new_workspace", lambda device, n_bytes: workspace())
     for often in ("ROUNDS", "REPLAYS"):  # which way is quicker says nothing here
         monkeypatch.setattr(graphs, often, 1)
     monkeypatch.setattr(installed, "installed_version", lambda: Version("0.7.2.post1"))
@@ -709,6 +765,7 @@ def install(monkeypatch):
     module("flashinfer.activation", silu_and_mul)
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
+    module("petiole.gpu_worker.runtime.cuda.fused.split.attend", cut, attend)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
     module(
         "petiole.gpu_worker.runtime.cuda.fused.states.recurrent", convolve, prepare, apply_delta_rule, key_heads_of

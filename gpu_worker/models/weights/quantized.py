@@ -35,6 +35,9 @@ from petiole.gpu_worker.models.checkpoint.codes import (
 RUN = 32
 """Inputs whose codes change places with each other; see `Coded.put_in_runs`."""
 
+TILE = 4 * RUN
+"""Inputs whose runs change places with each other in tiles."""
+
 _MOST, _LEAST_PEAK = 127.0, 2.0**-100
 _VALUES_AT_ONCE = 2**22
 """So many weights are floats at a time."""
@@ -48,8 +51,9 @@ class Allocator(Protocol):
 class CodeLayout:
     """What a weight's parts look like. table: of four-bit codes; empty: there are numbers. codes: the type of
     eight-bit numbers; uint8 holds codes of four or six bits, as `checkpoint.codes` says, unless those of four lie
-    `in_runs`. group: inputs with one scale; the last group may be shorter. scales, zeros: their types. multiplier:
-    whether there is one. offsets: zeros are offsets. steps: groups that share a factor; 0: scales are numbers."""
+    `in_runs`, or in runs and `in_tiles`. group: inputs with one scale; the last group may be shorter. scales,
+    zeros: their types. multiplier: whether there is one. offsets: zeros are offsets. steps: groups that share a
+    factor; 0: scales are numbers."""
 
     outputs: int
     inputs: int
@@ -62,10 +66,16 @@ class CodeLayout:
     in_runs: bool = False
     offsets: bool = False
     steps: int = 0
+    in_tiles: bool = False
 
     @property
     def groups(self) -> int:
         return -(-self.inputs // self.group)
+
+    @property
+    def in_whole_tiles(self) -> bool:
+        """Whether its codes of four bits may lie in tiles."""
+        return self.inputs % TILE == 0
 
     @property
     def n_factors(self) -> int:
@@ -229,19 +239,22 @@ class Coded:
             zero_factors=of(self.zero_factors),
         )
 
-    def put_in_runs(self) -> Coded:
+    def put_in_runs(self, *, in_tiles: bool = False) -> Coded:
         """The same weight in the same memory, its four-bit codes in the order in which tensor cores take them: of
         each `RUN` inputs, word t of four has those of the inputs 8 i + 2 t in its lower half, and those of the
-        inputs 8 i + 2 t + 1 in its upper half, for i from 0 to 3. This object is of no use afterwards."""
-        form = self.form
+        inputs 8 i + 2 t + 1 in its upper half, for i from 0 to 3. This object is of no use afterwards.
+
+        `in_tiles`: of the four runs of each `TILE` inputs, first come the words with t = 0, then those with t = 1,
+        and so on: what a thread multiplies lies in 16 bytes."""
+        form, runs = self.form, TILE // RUN if in_tiles else 1
         assert form.table
         assert not form.in_runs
-        assert form.inputs % RUN == 0
+        assert form.inputs % (runs * RUN) == 0
         for codes in () if self.codes.is_meta else torch.split(self.codes, max(1, _VALUES_AT_ONCE // form.inputs)):
-            one = torch.stack((codes & 15, codes >> 4), -1).view(len(codes), -1, 4, 4, 2)  # run, i, t, half
-            words = one.permute(0, 1, 3, 4, 2).flatten(1)
+            one = torch.stack((codes & 15, codes >> 4), -1).view(len(codes), -1, runs, 4, 4, 2)  # run, i, t, half
+            words = one.permute(0, 1, 4, 2, 5, 3).flatten(1)
             codes.copy_(words[:, 0::2] | words[:, 1::2] << 4)
-        return replace(self, form=replace(form, in_runs=True))
+        return replace(self, form=replace(form, in_runs=True, in_tiles=in_tiles))
 
     def split(self, sizes: Sequence[int]) -> list[Coded]:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -336,7 +349,8 @@ class Coded:
         pairs = _pairs(form.table, self.codes.device)
         numbers = F.embedding(self.codes.int(), pairs).flatten(1)
         if form.in_runs:
-            numbers = numbers.view(len(numbers), -1, 4, 2, 4).permute(0, 1, 4, 2, 3).flatten(1)
+            runs = TILE // RUN if form.in_tiles else 1
+            numbers = numbers.view(len(numbers), -1, 4, runs, 2, 4).permute(0, 1, 3, 5, 2, 4).flatten(1)
         return numbers[:, : form.inputs]
 
     def values(self) -> Tensor:

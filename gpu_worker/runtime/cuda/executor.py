@@ -34,7 +34,7 @@ from petiole.gpu_worker.models.weights.quantized import KernelLinear
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda import whole_texts
-from petiole.gpu_worker.runtime.cuda.attention import latents
+from petiole.gpu_worker.runtime.cuda.attention import latents, split
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
     PLAN_BYTES,
@@ -126,20 +126,30 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
         widest += 4 * model.n_layers * model.per_layer.width
     with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
-    n_captured, n_kinds = (
-        sum(map(len, shapes.values())),
-        len({(AttentionKind.of(mixer), model.kept_windows[i]) for i, mixer in model.attending}),
-    )
     plan_bytes = latents.PLAN_BYTES if model.reads_latents else PLAN_BYTES
-    plans = n_captured * (plan_bytes + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
+    plans = sum(
+        max(plan_bytes, split.list_bytes(shape.rows, longest)) + _LENGTHS_BYTES
+        for shape in chain(*shapes.values())
+    )
+    plans += 2 * _WRAPPER_BYTES  # causal, bidirectional
     columns = -(-longest // engine.page_size)
     n_groups = len({0, *model.kept_windows})
     page_lists = 4 * n_groups * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
     states += whole_texts.mask_bytes(model, tokens, longest, itemsize)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
-    kept = 2 * n_kinds * plans + page_lists + logits + states
-    return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
+    kept = 2 * len(_kinds(model)) * plans + page_lists + logits + states
+    return workspace_bytes(model, shapes, longest) + kept + activations + _SLACK_BYTES
+
+
+def workspace_bytes(model: ModelPlan, shapes: dict[str, list[Shape]], longest: int) -> int:
+    """Of the workspace that all wrappers share. longest: maximum positions of a row."""
+    return max(WORKSPACE_BYTES, split.workspace_bytes(_kinds(model), [*chain(*shapes.values())], longest))
+
+
+def _kinds(model: ModelPlan) -> set[AttentionKind]:
+    """A group of layers is named by the window that it keeps here: the cache gives it its number later."""
+    return {AttentionKind.of(mixer, model.kept_windows[i]) for i, mixer in model.attending}
 
 
 def _mixed_width(layer: Layer) -> int:
@@ -258,8 +268,9 @@ class CudaExecutor:
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._recurrent = pending, recurrent
         self._geometry = Geometry(decoder.plan, cache, decoder.dtype)
-        shapes = captured_shapes(config, decoder.plan, cache.table.shape[1] * cache.page_size)
-        workspace = new_workspace(cache.device)
+        longest = cache.table.shape[1] * cache.page_size
+        shapes = captured_shapes(config, decoder.plan, longest)
+        workspace = new_workspace(cache.device, workspace_bytes(decoder.plan, shapes, longest))
         self._slots = [self._new_slot(shapes, workspace, device) for _ in range(2)]
         device.synchronize()  # these tensors were created on another stream than the one that will use them
         self.fused: dict[int, bool] = {}

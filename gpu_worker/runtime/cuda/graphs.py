@@ -45,8 +45,9 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.fast_paths import Parts, supports
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
-from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.models.weights.names import LinearName
+from petiole.gpu_worker.models.weights.quantized import KernelLinear
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
@@ -58,6 +59,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     host_page_counts,
 )
 from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers
+from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrappers, is_chosen
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
@@ -77,8 +79,8 @@ equals."""
 ROUNDS, REPLAYS = 4, 10
 """How often a step is timed, and how many replays each time takes."""
 
-FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
-"""The parts in whose place fused products compute. See `models.fast_paths`."""
+FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, KernelLinear})
+"""The parts in whose place fused products compute, or which they call. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _LAST = range(9)
 _OF, _COPIES = 9, 10  # see `StatesOnCuda`
@@ -361,7 +363,7 @@ class Graphs:
         each = zip(pinned[indptr, : rows + 1], self._buffers.indices, sizes, strict=True)
         lists = [PageList(bounds, listed[:size]) for bounds, listed, size in each]
         last, wrappers = pinned[_LAST, :rows], self._wrappers[shape]
-        if isinstance(wrappers, DecodeWrappers):
+        if isinstance(wrappers, DecodeWrappers | SplitWrappers):
             wrappers.plan(lists, last)
         else:
             wrappers.plan(pinned[_QUERIES, : rows + 1], lists, last)
@@ -392,11 +394,12 @@ class Graphs:
 
 def new_wrappers(
     geometry: Geometry, shape: Shape, workspace: Tensor, indices: Sequence[Tensor]
-) -> DecodeWrappers | AppendWrappers | LatentWrappers:
+) -> DecodeWrappers | SplitWrappers | AppendWrappers | LatentWrappers:
     if geometry.plan.reads_latents:
         return LatentWrappers(geometry, workspace, shape.rows, indices, shape.queries)
     if shape.queries:
-        return DecodeWrappers(geometry, shape.rows, workspace, indices, shape.queries)
+        kind = SplitWrappers if is_chosen(geometry, shape) else DecodeWrappers
+        return kind(geometry, shape.rows, workspace, indices, shape.queries)
     return AppendWrappers(geometry, workspace, shape.rows, indices)
 
 

@@ -26,7 +26,7 @@ from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan, Router
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, Product
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.runtime.cuda.supported import has_kernel, with_kernel
+from petiole.gpu_worker.runtime.cuda.supported import has_kernel, tried, with_kernel
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
@@ -116,7 +116,9 @@ class FlashInferKernels:
     def take(self, weight: Coded) -> tuple[Coded, Product] | None:
         if not has_kernel(weight.form):
             return None
-        return weight.put_in_runs() if weight.form.table else weight, _multiply
+        if weight.form.table:
+            weight = weight.put_in_runs(in_tiles=tried("codes") and weight.form.in_whole_tiles)
+        return weight, _multiply
 
     def multiply_wide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not x.is_cuda or x.dtype != weight.dtype or x.dtype == torch.float32:
@@ -431,6 +433,6 @@ def fills_the_card(geometry: Geometry, kind: AttentionKind, rows: int) -> bool:
     return rows * kind.kv_heads >= 2 * processors
 
 
-def new_workspace(device: torch.device) -> Tensor:
+def new_workspace(device: torch.device, n_bytes: int = WORKSPACE_BYTES) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(n_bytes, dtype=torch.uint8, device=device)

@@ -9,6 +9,7 @@ Each module has kernels and functions that launch them. The tests run them in Tr
     adapters   adds each position's own adapter
     experts    mixtures of experts
     routing    which experts each position takes, and the pairs of both in the order of experts
+    split/     decode attention over rows that are cut along their keys
     linear/    products with weights of 16 bits, and with codes
     states/    layers that keep a state
 """

@@ -28,6 +28,11 @@ def overlapped(x: Tensor) -> dict[str, bool]:
     return {"OVERLAPPED": True, "launch_pdl": True} if hopper else {"OVERLAPPED": False}
 
 
+def has_small_memory(place: torch.device) -> bool:
+    """Whether a block of this card has only 99 KiB of shared memory, as on compute capabilities 8.6 and 8.9."""
+    return capability(place) not in ((0, 0), (8, 0), (9, 0))
+
+
 def rotate_and_store(
     q: Tensor, k: Tensor, v: Tensor | None, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:

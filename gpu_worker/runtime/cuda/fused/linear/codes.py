@@ -47,6 +47,7 @@ class CodedWeight(NamedTuple):
     group: int = 0
     has_zeros: bool = False
     multiplied: bool = False
+    in_tiles: bool = False
 
     @staticmethod
     def of(weight: Tensor | Coded) -> CodedWeight:
@@ -69,6 +70,7 @@ class CodedWeight(NamedTuple):
             form.group,
             weight.zeros is not None,
             weight.multiplier is not None,
+            form.in_tiles,
         )
 
     def exact(self, width: int) -> bool:
@@ -93,6 +95,7 @@ class CodedWeight(NamedTuple):
             "GROUP": 0 if self.groups == 1 else self.group,
             "ZEROS": self.has_zeros,
             "MULTIPLIED": self.multiplied,
+            "TILED": self.in_tiles,
         }
 
 
@@ -123,6 +126,43 @@ def assembly(kind: int, dtype: torch.dtype) -> str:
 def _shifted(to: str, left: int) -> str:
     """A word, moved by so many bits to the left, or to the right."""
     return f"shl.b32 {to}, $8, {left};" if left > 0 else f"shr.u32 {to}, $8, {-left};"
+
+
+_BYTES = {
+    torch.bfloat16: (4, 0x7B807B80, 0x43004300, 0xC300C300),
+    torch.float16: (1, 0x5C005C00, 0x64006400, 0xE400E400),
+}
+"""Of eight bits: how far the bits of a float with four of exponent lie from those of a wider one, and the power of
+two that corrects the exponent; 128 or 1024, whose last bit is worth 1, and its negative. Twice each."""
+
+
+def assembly_of_bytes(kind: int, dtype: torch.dtype) -> str:
+    """The same for four numbers of eight bits in a word; an integer's sign is the last bit of what is taken away
+    from its other bits."""
+    if triton.knobs.runtime.interpret or kind not in (_INTEGERS, _E4M3) or dtype not in _FLOATS:
+        return ""
+    name, one, *_ = _FLOATS[dtype]
+    right, exponent, first, less = _BYTES[dtype]
+    half, of_floats = 0x7F00 >> right, kind == _E4M3
+    lines = [f"mov.b32 times, {exponent if of_floats else one:#x};"]
+    lines += ["mov.b32 plus, 0x80008000;"] if of_floats else []
+    for i in range(2):
+        if of_floats:
+            lines += [
+                f"prmt.b32 t, $2, 0, {0x1404 + 0x2020 * i:#x};",
+                "and.b32 s, t, 0x80008000;",
+                f"shr.u32 t, t, {right};",
+                f"lop3.b32 t, t, {half << 16 | half:#x}, s, 0xea;",
+                f"fma.rn.{name}x2 ${i}, t, times, plus;",
+            ]
+        else:
+            lines += [
+                f"prmt.b32 t, $2, 0, {0x4140 + 0x0202 * i:#x};",
+                f"lop3.b32 s, t, 0x00800080, {less:#x}, 0xea;",
+                f"lop3.b32 t, t, 0x007f007f, {first:#x}, 0xea;",
+                f"fma.rn.{name}x2 ${i}, t, times, s;",
+            ]
+    return "{ .reg .b32 s, t, times, plus; " + " ".join(lines) + " }"
 
 
 @triton.jit
@@ -157,9 +197,10 @@ def _columns(four, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def in_four(words, OUTPUTS: tl.constexpr):
-    """[outputs, 16] -> four of [outputs, 4]."""
-    in_pairs = tl.reshape(tl.permute(tl.reshape(words, [OUTPUTS, 4, 4]), (0, 2, 1)), [OUTPUTS, 4, 2, 2])
+def in_four(words, OUTPUTS: tl.constexpr, TILED: tl.constexpr):
+    """[outputs, 16] -> the words of each of the four runs, [outputs, 4] each."""
+    by_run = words if TILED else tl.permute(tl.reshape(words, [OUTPUTS, 4, 4]), (0, 2, 1))
+    in_pairs = tl.reshape(by_run, [OUTPUTS, 4, 2, 2])
     even, odd = tl.split(in_pairs)
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -169,7 +210,7 @@ def in_four(words, OUTPUTS: tl.constexpr):
 @triton.jit
 def operands(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, OUTPUTS: tl.constexpr):
     """Words of 32 inputs, [outputs, 4] -> what the codes of the first and the last 16 stand for, [outputs, 16]."""
-    a, b, c, d, e, f, g, h = _eight(words, dtype, KIND, ASSEMBLY)
+    a, b, c, d, e, f, g, h = eight_numbers(words, dtype, KIND, ASSEMBLY)
     return _sixteen(a, b, c, d, OUTPUTS), _sixteen(e, f, g, h, OUTPUTS)
 
 
@@ -184,7 +225,7 @@ _EIGHT_BF16, _EIGHT_F16 = tl.constexpr((tl.bfloat16,) * 8), tl.constexpr((tl.flo
 
 
 @triton.jit
-def _eight(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
+def eight_numbers(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
     """The numbers of the codes 0, 4, 1, 5, 2, 6, 3 and 7 of each word."""
     if ASSEMBLY == "":
         return (
@@ -209,12 +250,31 @@ def _eight(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexp
 
 
 @triton.jit
-def in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
+def of_bytes(found, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """The numbers of codes of eight bits, of a type of 16 bits."""
+    if ASSEMBLY == "":
+        return float_of(found, 2 if KIND == 5 else 0).to(dtype)
+    else:
+        return tl.inline_asm_elementwise(
+            ASSEMBLY,
+            "=r,=r,r",
+            args=[found],
+            dtype=tl.bfloat16 if dtype == tl.bfloat16 else tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+
+
+@triton.jit
+def in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TILED: tl.constexpr):
     """[outputs, inputs / 8] -> float32 [outputs, inputs]."""
-    a, b, c, d, e, f, g, h = _eight(words, tl.float32, KIND, "")
+    a, b, c, d, e, f, g, h = eight_numbers(words, tl.float32, KIND, "")
     runs: tl.constexpr = INPUTS // 32
     first, second = tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h))
-    every = tl.reshape(tl.join(first, second), [OUTPUTS, runs, 4, 2, 2, 2])  # run, word, half, pair, of 16 inputs
+    every = tl.join(first, second)
+    if TILED:
+        every = tl.permute(tl.reshape(every, [OUTPUTS, 4, runs, 8]), (0, 2, 1, 3))
+    every = tl.reshape(every, [OUTPUTS, runs, 4, 2, 2, 2])  # run, word, half, pair, of 16 inputs
     return tl.reshape(tl.permute(every, (0, 1, 5, 4, 2, 3)), [OUTPUTS, INPUTS])
 
 

@@ -35,9 +35,10 @@ from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.parts.norms import NormWeights, weight_of
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
-from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
-from petiole.gpu_worker.runtime.cuda.fused.linear import dense
-from petiole.gpu_worker.runtime.device.cuda import capability
+from petiole.gpu_worker.models.weights.stacked import outputs_of
+from petiole.gpu_worker.runtime.cuda.fused.layers import has_small_memory, overlapped
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, dense
+from petiole.gpu_worker.runtime.cuda.supported import tried
 
 MOST_ROWS = 16
 
@@ -64,24 +65,21 @@ NARROW_HALF = Block(16, 256, 6, 2, 1024)
 H100."""
 
 
-def has_small_memory(place: torch.device) -> bool:
-    """Whether a block of this card has only 99 KiB of shared memory, as on compute capabilities 8.6 and 8.9."""
-    return capability(place) not in ((0, 0), (8, 0), (9, 0))
-
-
 def fits(decoder: Decoder) -> bool:
-    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks."""
+    """Whether `forward` can compute this model: bfloat16, with weights in whole blocks."""
     linears = [
         linear
         for layer in decoder.layers
         for linear in (layer.attention.qkv, layer.attention.out, layer.dense.gate_up, layer.dense.down)
     ]
-    return decoder.dtype == torch.bfloat16 and all(
-        isinstance(linear, DenseLinear)
-        and linear.weight.is_contiguous()
-        and linear.weight.shape[0] % NARROW.outputs == linear.weight.shape[1] % NARROW_HALF.inputs == 0
-        for linear in linears
-    )
+    return decoder.dtype == torch.bfloat16 and all(map(_reads, linears))
+
+
+def _reads(linear: Linear) -> bool:
+    if isinstance(linear, DenseLinear):
+        outputs, inputs = linear.weight.shape
+        return linear.weight.is_contiguous() and outputs % NARROW.outputs == inputs % NARROW_HALF.inputs == 0
+    return tried("codes") and coded.weight_of(linear) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class FusedResidual:
     """What layers add to, and what their next norm needs.
 
     value: [T, hidden]. scaled: the value times the norm's weight. squares: float32 [MOST_ROWS, blocks], each row's
-    sums of squares of `NARROW.outputs` values. eps: the norm's."""
+    sums of squares of a block's outputs. eps: the norm's."""
 
     value: Tensor
     scaled: Tensor
@@ -146,40 +144,59 @@ def product(x: Tensor | FusedResidual, linear: Linear, *, gated: bool = False) -
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; of a residual, linear(norm(x)).
 
     `gated`: silu of the first half of the outputs times the second half."""
-    value, outputs = x.value if isinstance(x, FusedResidual) else x, _dense(linear).weight.shape[0]
+    value, outputs = x.value if isinstance(x, FusedResidual) else x, outputs_of(linear)
     y = torch.empty((len(value), outputs // 2 if gated else outputs), dtype=value.dtype, device=value.device)
-    _launch(WIDE if outputs % WIDE.outputs == 0 else NARROW, x, _dense(linear), y, None, gated)
+    _launch(_block_for(linear, len(value), added=False), x, linear, y, None, gated)
     return y
 
 
 def added(x: Tensor, linear: Linear, to: FusedResidual, norm: tuple[Tensor, float]) -> FusedResidual:
     """Adds linear(x) to the residual, in place; norm: the weight and eps of the RMS norm that comes next."""
-    weight, eps = norm
-    after = FusedResidual(to.value, torch.empty_like(to.value), torch.empty_like(to.squares), eps)
-    _launch(NARROW, x, _dense(linear), to.value, (after, weight), False)
+    (weight, eps), block, width = norm, _block_for(linear, len(to.value), added=True), to.value.shape[1]
+    sums = to.squares.new_empty((MOST_ROWS, width // block.outputs))
+    after = FusedResidual(to.value, torch.empty_like(to.value), sums, eps)
+    _launch(block, x, linear, to.value, (after, weight), False)
     return after
 
 
-def _dense(linear: Linear) -> DenseLinear:
-    assert isinstance(linear, DenseLinear)
-    return linear
+def _block_for(linear: Linear, rows: int, *, added: bool) -> Block | coded.CodedBlock:
+    if not isinstance(linear, DenseLinear):
+        return coded.block_for(rows, outputs_of(linear))
+    return NARROW if added or linear.weight.shape[0] % WIDE.outputs else WIDE
 
 
 def _launch(
-    block: Block,
+    block: Block | coded.CodedBlock,
     x: Tensor | FusedResidual,
-    linear: DenseLinear,
+    linear: Linear,
     y: Tensor,
     then: tuple[FusedResidual, Tensor] | None,
     gated: bool,
 ) -> None:
-    weight, bias = linear.weight, linear.bias
     of_residual = isinstance(x, FusedResidual)
     rows, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, FusedResidual) else (x, y, 0.0)
-    scaled, sums, norm = (y, y, weight) if then is None else (then[0].scaled, then[0].squares, then[1])
-    n, (outputs, inputs) = len(rows), weight.shape
-    assert n <= MOST_ROWS
+    scaled, sums, norm = (y, y, y) if then is None else (then[0].scaled, then[0].squares, then[1])
+    activation = "silu" if gated else "none"
+    assert len(rows) <= MOST_ROWS
     assert rows.stride(1) == y.stride(1) == 1
+    if isinstance(block, coded.CodedBlock):
+        found = coded.weight_of(linear)
+        assert found is not None
+        coded.launch(
+            block,
+            rows,
+            *found,
+            y,
+            squares if of_residual else None,
+            eps,
+            None if then is None else (norm, scaled, sums),
+            activation,
+            gated=gated,
+        )
+        return
+    assert isinstance(linear, DenseLinear)
+    weight, bias = linear.weight, linear.bias
+    n, (outputs, inputs) = len(rows), weight.shape
     if inputs % block.inputs:
         block = NARROW_HALF
     stages = min(block.stages, 5) if has_small_memory(rows.device) else block.stages
@@ -203,7 +220,7 @@ def _launch(
         eps,
         squares.shape[1] if of_residual else 1,
         NORMED=of_residual,
-        ACTIVATION="silu" if gated else "none",
+        ACTIVATION=activation,
         GATED=gated,
         ADDED=then is not None,
         BIASED=bias is not None,

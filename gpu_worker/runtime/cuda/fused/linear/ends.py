@@ -26,12 +26,17 @@ def outputs_of(width, GATED: tl.constexpr, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def wait_after_asking_for(lines):
-    """Ask for lines of the weights, let the next kernel start, and wait for the previous kernel's outputs. lines:
-    pointers of any shape, one a line."""
+def ask_for(lines):
+    """Have lines of memory read into the card's cache. lines: pointers of any shape, one a line."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
     )
+
+
+@triton.jit
+def wait_after_asking_for(lines):
+    """Ask for lines of the weights, let the next kernel start, and wait for the previous kernel's outputs."""
+    ask_for(lines)
     gdc_launch_dependents()
     gdc_wait()
 

@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from petiole.gpu_worker.models.weights.quantized import Coded
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded
 from petiole.gpu_worker.runtime.cuda.fused.linear.codes import (
     CodedWeight,
     assembly,
@@ -43,6 +44,7 @@ from petiole.gpu_worker.runtime.cuda.fused.linear.codes import (
     scaled,
 )
 from petiole.gpu_worker.runtime.cuda.fused.routing import Pairs
+from petiole.gpu_worker.runtime.cuda.supported import tried
 
 MOST_ROWS = 64
 """A linear layer with more rows widens its weights once, for a product of torch: each block of rows would widen
@@ -86,6 +88,8 @@ def multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
     y = torch.empty((len(x), weight.form.outputs), dtype=x.dtype, device=x.device)
     if not len(x):
         return y
+    if len(x) <= coded.MOST_ROWS and tried("codes") and coded.known(weight.form):
+        return coded.multiply(x, weight, bias)
     if len(x) <= MOST_ROWS:
         _launch(x, weight, bias, y, None, 1)
         return y
@@ -252,6 +256,7 @@ def _grouped_product(
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     MULTIPLIED: tl.constexpr,
+    TILED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     layer, lane = tl.program_id(1), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -289,7 +294,7 @@ def _grouped_product(
                     next_zeros = load_groups(zeros, output, begin + INPUTS, groups, GROUP, INPUTS)
                 total = _add_four_bits(
                     total, rows, codes, block_scales, block_zeros, output, begin, used, inputs,
-                    ALIGNED, OUTPUTS, INPUTS, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
+                    ALIGNED, OUTPUTS, INPUTS, KIND, OF_SCALES, GROUP, ZEROS, TILED, ASSEMBLY,
                 )  # fmt: skip
                 block_scales, block_zeros = next_scales, next_zeros
             else:
@@ -338,13 +343,17 @@ def _add_four_bits(
     OF_SCALES: tl.constexpr,
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
+    TILED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """total and the products of a block of inputs, whose groups have these scales and zeros. Codes are
     multiplied as they are; the sums of 32 inputs, or of 16, are scaled."""
     word = begin // 8 + tl.arange(0, INPUTS // 8)
-    words = load_codes(codes, output, word, word < inputs // 8, inputs // 8, ALIGNED)
-    runs = in_four(words, OUTPUTS)
+    row_words = inputs // 8
+    if TILED:  # else the compiler copies 8 bytes at a time
+        row_words = tl.multiple_of(row_words, 16)
+    words = load_codes(codes, output, word, word < row_words, row_words, ALIGNED)
+    runs = in_four(words, OUTPUTS, TILED)
     of_scales = halves_of_runs(scales, OUTPUTS, GROUP)
     of_zeros = halves_of_runs(zeros, OUTPUTS, GROUP)
     ones = tl.full([OUTPUTS, 16], 1, rows.dtype.element_ty)
@@ -393,6 +402,7 @@ def _widen(
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     MULTIPLIED: tl.constexpr,
+    TILED: tl.constexpr,
 ):
     lane, begin = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1) * INPUTS
     there, output = lane < outputs, tl.minimum(lane, outputs - 1).to(tl.int64)
@@ -400,7 +410,7 @@ def _widen(
     if KIND < 4:
         word = begin // 8 + tl.arange(0, INPUTS // 8)
         words = load_codes(codes, output, word, word < inputs // 8, inputs // 8, False)
-        number = in_order(words, KIND, OUTPUTS, INPUTS)
+        number = in_order(words, KIND, OUTPUTS, INPUTS, TILED)
     else:
         number = number_of(codes, output, k, k < inputs, inputs, KIND, False)
     factor = factor_of(multiplier, output, MULTIPLIED)

@@ -40,9 +40,11 @@ from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
-from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
-from petiole.gpu_worker.runtime.cuda.fused.linear import dense
-from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block, has_small_memory
+from petiole.gpu_worker.models.weights.stacked import outputs_of
+from petiole.gpu_worker.runtime.cuda.fused.layers import has_small_memory, overlapped
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, dense
+from petiole.gpu_worker.runtime.cuda.fused.linear.decode import Block
+from petiole.gpu_worker.runtime.cuda.supported import tried
 
 FEW_ROWS, MOST_ROWS = 16, 64
 """Rows are padded to one of these, and a row's bits are the same beside any others up to it."""
@@ -84,7 +86,7 @@ def blocks_for(device: torch.device) -> ProductBlocks:
 
 
 def fits(decoder: Decoder) -> bool:
-    """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks. Parallel branches have no
+    """Whether `forward` can compute this model: bfloat16, with weights in whole blocks. Parallel branches have no
     norms behind them."""
     layers = [*zip(decoder.plan.layers, decoder.layers, strict=True)]
     return (
@@ -102,7 +104,7 @@ def fits(decoder: Decoder) -> bool:
 
 def in_whole_blocks(linear: Linear) -> bool:
     if not isinstance(linear, DenseLinear):
-        return False
+        return tried("codes") and coded.weight_of(linear) is not None and outputs_of(linear) % _LEAST == 0
     weight = linear.weight
     return weight.is_contiguous() and weight.shape[0] % _LEAST == weight.shape[1] % _LEAST == 0
 
@@ -167,10 +169,13 @@ def _first_norms(
 def product(x: Tensor, linear: Linear, blocks: ProductBlocks, activation: FeedForward | None = None) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; then what stands between a feed-forward's two
     products, if `activation` is one."""
-    outputs = _dense(linear).weight.shape[0]
+    outputs, codes = outputs_of(linear), coded.weight_of(linear)
     gated = activation is not None and activation.gated
     y = x.new_empty((len(x), outputs // 2 if gated else outputs))
     act = "none" if activation is None else activation.activation
+    if codes is not None:
+        coded.launch(coded.block_for(len(x), outputs), x, *codes, y, activation=act, gated=gated)
+        return y
     _launch(_wide(linear, blocks), 1, x, _dense(linear), y, 0, act, gated)
     return y
 
@@ -209,16 +214,25 @@ def shares(
     norm: SettledNorm | None = None,
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
-    cuts = [_cut(linear, blocks.deep) for _, linear in products]
+    cuts = [_cut_codes(linear, len(x)) or _cut(linear, blocks.deep) for x, linear in products]
     (x, linear), *_ = products
-    sums = x.new_empty((sum(n for _, n in cuts), len(x), _dense(linear).weight.shape[0]), dtype=torch.float32)
+    sums = x.new_empty((sum(n for _, n in cuts), len(x), outputs_of(linear)), dtype=torch.float32)
     first = 0
     for (x, linear), (own, n) in zip(products, cuts, strict=True):
-        without_bias = DenseLinear(_dense(linear).weight)
-        _launch(own, n, x, without_bias, sums[first], sums.stride(0), "none", gated=False)
+        codes = coded.weight_of(linear)
+        if codes is not None and isinstance(own, coded.CodedBlock):
+            coded.launch(own, x, codes[0], None, sums[first], shares=n)
+        elif isinstance(own, Block):
+            without_bias = DenseLinear(_dense(linear).weight)
+            _launch(own, n, x, without_bias, sums[first], sums.stride(0), "none", gated=False)
         first += n
-    biases = tuple(bias for _, linear in products if (bias := _dense(linear).bias) is not None)
+    biases = tuple(bias for _, linear in products if (bias := _bias(linear)) is not None)
     return Shares(sums, biases, factor, norm)
+
+
+def _bias(linear: Linear) -> Tensor | None:
+    codes = coded.weight_of(linear)
+    return _dense(linear).bias if codes is None else codes[1]
 
 
 def _dense(linear: Linear) -> DenseLinear:
@@ -240,6 +254,14 @@ def _wide(linear: Linear, blocks: ProductBlocks) -> Block:
     """The block of a product that writes its results."""
     many = _dense(linear).weight.shape[0] // blocks.wide.outputs >= PROGRAMS
     return _whole(linear, blocks.wide if many else blocks.narrow)
+
+
+def _cut_codes(linear: Linear, rows: int) -> tuple[coded.CodedBlock, int] | None:
+    codes = coded.weight_of(linear)
+    if codes is None:
+        return None
+    block = coded.block_for(rows, codes[0].form.outputs)
+    return block, coded.shares_for(block, codes[0].form)
 
 
 def _cut(linear: Linear, block: Block) -> tuple[Block, int]:
