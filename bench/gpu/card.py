@@ -9,7 +9,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,16 +101,22 @@ def captured_seconds(work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def untimed(kernels: str) -> Iterator[None]:
-    """With kernels that are not the default: see `runtime.cuda.supported.tried`."""
-    before = os.environ.get("PETIOLE_UNTIMED")
-    os.environ["PETIOLE_UNTIMED"] = kernels
+def switched(switches: dict[str, str]) -> Iterator[None]:
+    """With these variables of the environment, which are put back."""
+    before = {name: os.environ.get(name) for name in switches}
+    os.environ |= switches
     try:
         yield
     finally:
-        del os.environ["PETIOLE_UNTIMED"]
-        if before is not None:
-            os.environ["PETIOLE_UNTIMED"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+def untimed(kernels: str) -> AbstractContextManager[None]:
+    """With kernels that are not the default: see `runtime.cuda.supported.tried`."""
+    return switched({"PETIOLE_UNTIMED": kernels})
 
 
 def copy_bandwidth() -> float:

@@ -4,14 +4,12 @@ chunks of our own, and by fla-core if it is installed. And the switches by which
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from bench.gpu.card import Card, seconds
+from bench.gpu.card import Card, seconds, switched
 from bench.harness.report import Report
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 
@@ -33,19 +31,6 @@ def ways(report: Report) -> Iterator[str]:
             continue
         with switched(switches):
             yield way
-
-
-@contextmanager
-def switched(switches: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in switches}
-    os.environ |= switches
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
 
 
 def ruling(report: Report, card: Card) -> None:
