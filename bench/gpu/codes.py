@@ -231,7 +231,7 @@ def usual_layers(x: Tensor, layers: Sequence[Sequence[Linear]]) -> None:
 
 
 def fused_layers(x: Tensor, layers: Sequence[Sequence[Linear]]) -> None:
-    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, settled
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, split_k
 
     norm, residual = torch.ones_like(x[0]), x.clone()
     if len(x) <= decode.MOST_ROWS:
@@ -241,13 +241,13 @@ def fused_layers(x: Tensor, layers: Sequence[Sequence[Linear]]) -> None:
             stream = decode.added(mixed, out, stream, (norm, 1e-6))
             stream = decode.added(decode.product(stream, up, gated=True), down, stream, (norm, 1e-6))
         return
-    blocks, behind = settled.blocks_for(x.device), settled.SettledNorm(Norm(), NormWeights(norm))
-    y, _ = settled.settle(residual, None, behind)
+    blocks, behind = split_k.blocks_for(x.device), split_k.FusedNorm(Norm(), NormWeights(norm))
+    y, _ = split_k.add_norm(residual, None, behind)
     for qkv, out, up, down in layers:
-        mixed = settled.product(y, qkv, blocks)[:, :HIDDEN_8B]
-        y, _ = settled.settle(residual, settled.shares([(mixed, out)], blocks), behind)
-        inner = settled.product(y, up, blocks, FeedForward(0))
-        y, _ = settled.settle(residual, settled.shares([(inner, down)], blocks), behind)
+        mixed = split_k.product(y, qkv, blocks)[:, :HIDDEN_8B]
+        y, _ = split_k.add_norm(residual, split_k.shares([(mixed, out)], blocks), behind)
+        inner = split_k.product(y, up, blocks, FeedForward(0))
+        y, _ = split_k.add_norm(residual, split_k.shares([(inner, down)], blocks), behind)
 
 
 def normals(outputs: int, inputs: int) -> list[Tensor]:

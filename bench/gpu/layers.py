@@ -27,7 +27,7 @@ from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.step.sampling import likeliest
 
 if TYPE_CHECKING:
-    from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+    from petiole.gpu_worker.runtime.cuda.fused.linear import split_k
 
 LAYERS = 8
 """One after another, so that no layer finds its weights in the card's cache."""
@@ -53,10 +53,10 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 def layering(report: Report, card: Card) -> None:
-    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, settled
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, split_k
 
     on = CudaDevice().torch_device
-    candidates = {name: blocks for name, blocks in settled.BLOCKS.items() if name != "small"}
+    candidates = {name: blocks for name, blocks in split_k.BLOCKS.items() if name != "small"}
     for shape in (SMALL, QWEN3_8B):
         model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS)))
         options = LoadOptions(on, torch.bfloat16, max_positions=8, kernels=FlashInferKernels())
@@ -68,7 +68,7 @@ def layering(report: Report, card: Card) -> None:
                 ways["fused products"] = partial(decode.forward, decoder)
             if batch in (1, *ROWS[4:]):
                 settling = {
-                    f"settled products, {name}": partial(settled.forward, decoder, blocks=blocks)
+                    f"products in shares, {name}": partial(split_k.forward, decoder, blocks=blocks)
                     for name, blocks in candidates.items()
                 }
                 ways |= settling
@@ -85,7 +85,7 @@ def layering(report: Report, card: Card) -> None:
             writes: dict[str, Callable[[Tensor, Tensor], object]] = {
                 "usual kernels": partial(_write_usually, head),
                 **{
-                    f"settled products, {name}": partial(_write, head, blocks)
+                    f"products in shares, {name}": partial(_write, head, blocks)
                     for name, blocks in candidates.items()
                 },
             }
@@ -106,10 +106,10 @@ def _write_usually(head: DenseLinear, x: Tensor, logits: Tensor) -> Tensor:
     return likeliest(logits)
 
 
-def _write(head: DenseLinear, blocks: settled.ProductBlocks, x: Tensor, logits: Tensor) -> None:
-    from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+def _write(head: DenseLinear, blocks: split_k.ProductBlocks, x: Tensor, logits: Tensor) -> None:
+    from petiole.gpu_worker.runtime.cuda.fused.linear import split_k
 
-    settled.write_logits(x, head, logits, torch.empty(len(x), dtype=torch.int64, device=x.device), blocks)
+    split_k.write_logits(x, head, logits, torch.empty(len(x), dtype=torch.int64, device=x.device), blocks)
 
 
 def head_seconds(write: Callable[[Tensor, Tensor], object], batch: int, head: DenseLinear) -> float:

@@ -38,7 +38,7 @@ from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantization import int4_form
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, norms as fused_norms, routing
-from petiole.gpu_worker.runtime.cuda.fused.linear import coded as fused_codes, decode, grouped, settled
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded as fused_codes, decode, grouped, split_k
 from petiole.gpu_worker.runtime.cuda.fused.split import attend, pieces as split
 from petiole.gpu_worker.runtime.cuda.fused.states import chunks, recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
@@ -129,7 +129,7 @@ def main() -> None:
     compiling, run = Compiling(), JITFunction.run
     driver.set_active(compiling.card)
     JITFunction.run = lambda self, *args, **given: compiling.run(self, run, *args, **given)
-    for module in (attend, layers, decode, settled, fused_codes):
+    for module in (attend, layers, decode, split_k, fused_codes):
         module.overlapped = compiling.overlapped
     layers.capability = lambda place: divmod(compiling.card.architecture, 10)
     variants = FEW if options.few else VARIANTS
@@ -334,35 +334,35 @@ def added(hidden: int, inner: int) -> None:
     decode.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
-def settled_layer(
-    rows: int, hidden: int, inner: int, blocks: settled.ProductBlocks | None = None
+def split_k_layer(
+    rows: int, hidden: int, inner: int, blocks: split_k.ProductBlocks | None = None
 ) -> dict[str, Any]:
     """The four products of a layer with 4096 or 2048 outputs of attention, and the kernel between them."""
-    blocks = settled.blocks_for(torch.device("cpu")) if blocks is None else blocks
+    blocks = split_k.blocks_for(torch.device("cpu")) if blocks is None else blocks
     x, wide, mixed = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (hidden, inner, max(hidden, 2048)))
     outputs = mixed.shape[1]
     return {
-        "gated": lambda: settled.product(x, dense(2 * inner, hidden), blocks, FeedForward(inner)),
-        "down": lambda: settled.shares([(wide, dense(hidden, inner))], blocks),
-        "qkv": lambda: settled.product(x, dense(outputs + 2048, hidden), blocks),
-        "out": lambda: settled.shares([(mixed, dense(hidden, outputs))], blocks),
+        "gated": lambda: split_k.product(x, dense(2 * inner, hidden), blocks, FeedForward(inner)),
+        "down": lambda: split_k.shares([(wide, dense(hidden, inner))], blocks),
+        "qkv": lambda: split_k.product(x, dense(outputs + 2048, hidden), blocks),
+        "out": lambda: split_k.shares([(mixed, dense(hidden, outputs))], blocks),
     }
 
 
 def head(rows: int) -> None:
     x, logits = (torch.empty((rows, n), dtype=torch.bfloat16) for n in (4096, VOCAB))
-    settled.write_logits(x, dense(VOCAB, 4096), logits, torch.empty(rows, dtype=torch.int64))
+    split_k.write_logits(x, dense(VOCAB, 4096), logits, torch.empty(rows, dtype=torch.int64))
 
 
-def settled_norms(kind: Literal["rms", "layer"], behind: bool) -> None:
+def add_norms(kind: Literal["rms", "layer"], behind: bool) -> None:
     """Of the 8B's four shares: the norm that follows, or also one behind them, with biases."""
     biased = kind == "layer"
     weight, bias = (torch.empty(4096, dtype=torch.bfloat16) for _ in range(2))
-    norm = settled.SettledNorm(Norm(kind, bias=biased), NormWeights(weight, bias if biased else None))
+    norm = split_k.FusedNorm(Norm(kind, bias=biased), NormWeights(weight, bias if biased else None))
     x = torch.empty((64, 4096), dtype=torch.bfloat16)
     sums = torch.empty((4, 64, 4096), dtype=torch.float32)
-    added = settled.Shares(sums, (bias,) if biased else (), norm=norm if behind else None)
-    settled.settle(x, added, norm)
+    added = split_k.Shares(sums, (bias,) if biased else (), norm=norm if behind else None)
+    split_k.add_norm(x, added, norm)
 
 
 def coded(form: CodeLayout, rows: int) -> None:
@@ -464,22 +464,22 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "added, 1024": lambda: added(1024, 3072),
     "added, 4096": lambda: added(4096, 12_288),
     **{
-        f"settled {part}, {hidden}, {rows} rows": lambda r=rows, h=hidden, i=inner, p=part: settled_layer(r, h, i)[
-            p
-        ]()
+        f"in shares {part}, {hidden}, {rows} rows": lambda r=rows, h=hidden, i=inner, p=part: split_k_layer(
+            r, h, i
+        )[p]()
         for hidden, inner in ((4096, 12_288), (1024, 3072))
         for rows in (16, 64)
         for part in ("gated", "down", "qkv", "out")
     },
     **{
-        f"settled {part}, {name}": lambda b=blocks, p=part: settled_layer(64, 4096, 12_288, b)[p]()
-        for name, blocks in settled.BLOCKS.items()
+        f"in shares {part}, {name}": lambda b=blocks, p=part: split_k_layer(64, 4096, 12_288, b)[p]()
+        for name, blocks in split_k.BLOCKS.items()
         for part in ("gated", "down")
     },
-    **{f"settled head, {rows} rows": lambda r=rows: head(r) for rows in (1, 64)},
-    "rms": lambda: settled_norms("rms", behind=False),
-    "layer, with biases": lambda: settled_norms("layer", behind=False),
-    "rms, and behind": lambda: settled_norms("rms", behind=True),
+    **{f"in shares head, {rows} rows": lambda r=rows: head(r) for rows in (1, 64)},
+    "rms": lambda: add_norms("rms", behind=False),
+    "layer, with biases": lambda: add_norms("layer", behind=False),
+    "rms, and behind": lambda: add_norms("rms", behind=True),
     **{
         f"{name}, {rows} rows": lambda f=form, n=rows: coded(f, n)
         for name, form in CODED.items()
@@ -521,10 +521,10 @@ FEW = (
     "normed, 1024",
     "gated, 4096",
     "added, 4096",
-    "settled gated, 4096, 64 rows",
-    "settled down, 4096, 64 rows",
-    "settled qkv, 1024, 16 rows",
-    "settled head, 64 rows",
+    "in shares gated, 4096, 64 rows",
+    "in shares down, 4096, 64 rows",
+    "in shares qkv, 1024, 16 rows",
+    "in shares head, 64 rows",
     "layer, with biases",
     "int4, 1 rows",
     "int4, 64 rows",

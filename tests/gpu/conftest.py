@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 
 
-NAMES = ("coded", "compiled", "fla", "fused", "grouped", "settled", "split")
+NAMES = ("coded", "compiled", "fla", "fused", "grouped", "split_k", "split")
 WITHOUT_A_CARD = {f"test_{name}.py" for name in NAMES}
 
 

@@ -15,7 +15,7 @@ from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import Fp8Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantized import TILE, Coded, CodeLayout, KernelLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.fused.linear import coded, codes, decode, settled
+from petiole.gpu_worker.runtime.cuda.fused.linear import coded, codes, decode, split_k
 from tests.gpu.test_fused import DEVICE, some, triton  # skips this module where Triton does not run
 from tests.gpu.test_grouped import DTYPE, close
 from tests.support.coded import random_weight
@@ -122,19 +122,19 @@ def test_many_rows_share_out_the_inputs(name, rows, outputs, inputs):
 
 
 @pytest.mark.parametrize("name", some(["int4", "fp8", "gptq"], short=1))
-def test_many_rows_are_settled(name):
+def test_many_rows_in_shares(name):
     """The products of a layer of 17 rows and more, with the norms between them."""
     hidden, inner, rows = 128, 256, 21
     norm, value = normal(hidden) / 4 + 1, normal(rows, hidden)
-    behind = settled.SettledNorm(Norm(eps=1e-5), NormWeights(norm))
-    blocks = settled.blocks_for(value.device)
+    behind = split_k.FusedNorm(Norm(eps=1e-5), NormWeights(norm))
+    blocks = split_k.blocks_for(value.device)
     up, down = linear(name, 2 * inner, hidden), linear(name, hidden, inner, biased=True)
     residual = value.clone()
-    y, _ = settled.settle(residual, None, behind)
-    inside = settled.product(y, up, blocks, FeedForward(inner))
+    y, _ = split_k.add_norm(residual, None, behind)
+    inside = split_k.product(y, up, blocks, FeedForward(inner))
     gate, factor = exact(normed(value, norm), up).chunk(2, -1)
     close(inside, gate * gate.sigmoid() * factor)
-    after, _ = settled.settle(residual, settled.shares([(inside, down)], blocks), behind)
+    after, _ = split_k.add_norm(residual, split_k.shares([(inside, down)], blocks), behind)
     close(residual, value.double() + exact(inside, down))
     close(after, normed(residual, norm))
 
@@ -221,7 +221,7 @@ def test_a_model_with_codes_is_computed_where_the_kernels_are_tried(monkeypatch)
     decoder = SimpleNamespace(dtype=torch.bfloat16, layers=(layer,), plan=SimpleNamespace(layers=(plan,)))
     for kernels in ("off", "codes"):
         monkeypatch.setenv("PETIOLE_UNTIMED", kernels)
-        assert decode.fits(decoder) == settled.fits(decoder) == (kernels == "codes")
+        assert decode.fits(decoder) == split_k.fits(decoder) == (kernels == "codes")
 
 
 def executed(ptx: str, word: int, name: str, dtype: torch.dtype) -> list[float]:

@@ -74,7 +74,7 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(kernels):
 
 EARLY = (
     *("attend", "merge", "begin", "product", "coded_product"),
-    *("add_parts", "settle", "likeliest", "rotate_and_store"),
+    *("add_parts", "add_norm", "likeliest", "rotate_and_store"),
 )
 
 
@@ -95,12 +95,12 @@ def blocks(kernel):
     ("kernel", "least"),
     [
         ("product added", 2),
-        ("product settled", 1),
+        ("product in shares", 1),
         ("product", 1),
         ("coded_product int4, narrow, 1 rows", 4),
         ("coded_product int4, middle", 2),
         ("coded_product", 1),
-        ("settle", 4),
+        ("add_norm", 4),
         ("scan", 4),
         ("pick", 1),
         ("rotate_and_store", 8),
@@ -146,7 +146,7 @@ def test_a_loop_reads_sixteen_bytes_at_a_time_and_seldom_waits(kernel, waits, ba
 
 def test_a_block_of_64_outputs_and_more_is_for_warp_groups(on_hopper):
     """Whose instructions follow one another, with one wait for them and one for copies an iteration."""
-    for name, found in named(on_hopper, "product settled").items():
+    for name, found in named(on_hopper, "product in shares").items():
         loop = found["loop"]
         assert 4 <= loop["products"] <= 8, name
         assert loop["waits"] <= 2, name

@@ -177,7 +177,7 @@ def test_small_batches_by_fused_products(family, checkpoint, open_runtime, monke
 
 
 @pytest.mark.parametrize("family", ["qwen3", "starcoder2", "phi2", "gemma2", "olmo2", "granite"])
-def test_more_rows_and_more_families_by_settled_products(family, checkpoint, open_runtime, monkeypatch):
+def test_more_rows_and_more_families_by_products_in_shares(family, checkpoint, open_runtime, monkeypatch):
     """Which no card has timed; taken although they may be slower here."""
     monkeypatch.setenv("PETIOLE_UNTIMED", "rows")
     monkeypatch.setattr(decode_graphs, "MARGIN", float("-inf"))

@@ -174,7 +174,7 @@ def cut(indptr, last_page_len, page_size, window, queries, pieces):
 
 
 def page_counts(lengths, page_size):
-    """int32 [B + 1] and [B]: where the pages of rows of these lengths begin, and the positions in the last ones."""
+    """int32 [B + 1], [B]: where the pages of rows of these lengths begin, and the positions in the last ones."""
     lengths = torch.as_tensor(lengths, dtype=torch.int32)
     counts = (lengths + page_size - 1) // page_size
     return torch.cat([torch.zeros(1), counts.cumsum(0)]).int(), (lengths - (counts - 1).clamp(0) * page_size).int()
@@ -704,7 +704,7 @@ class BatchMLAPagedAttentionWrapper:
 
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.linear
 
-MOST_ROWS, MOST_SETTLED = 2, 6
+MOST_ROWS, MOST_SPLIT = 2, 6
 
 
 def fits(decoder):
@@ -724,15 +724,15 @@ def forward(decoder, hidden, step):
     return hidden
 
 
-def settled_forward(decoder, hidden, step):
+def split_k_forward(decoder, hidden, step):
     """The layers as torch computes them, for more families and more rows."""
-    assert len(hidden) <= MOST_SETTLED
+    assert len(hidden) <= MOST_SPLIT
     assert step.terms is None
     return decoder.forward(hidden, step)
 
 
 def writes(head, n):
-    return n <= MOST_SETTLED
+    return n <= MOST_SPLIT
 
 
 def write_logits(x, head, logits, tokens):
@@ -788,9 +788,9 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     decode = module("petiole.gpu_worker.runtime.cuda.fused.linear.decode", fits, forward)
     decode.MOST_ROWS = MOST_ROWS
-    settled = module("petiole.gpu_worker.runtime.cuda.fused.linear.settled", fits, writes, write_logits)
-    settled.MOST_ROWS, settled.forward = MOST_SETTLED, settled_forward
-    for name, made in (("decode", decode), ("settled", settled)):
+    split_k = module("petiole.gpu_worker.runtime.cuda.fused.linear.split_k", fits, writes, write_logits)
+    split_k.MOST_ROWS, split_k.forward = MOST_SPLIT, split_k_forward
+    for name, made in (("decode", decode), ("split_k", split_k)):
         monkeypatch.setattr(linear, name, made, raising=False)
 
 

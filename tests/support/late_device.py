@@ -247,7 +247,7 @@ def install(monkeypatch: Any) -> None:
     kernels = __import__("sys").modules
     layers = kernels["petiole.gpu_worker.runtime.cuda.fused.layers"]
     adapters = kernels["petiole.gpu_worker.runtime.cuda.fused.adapters"]
-    for way in ("decode", "settled"):
+    for way in ("decode", "split_k"):
         products = kernels[f"petiole.gpu_worker.runtime.cuda.fused.linear.{way}"]
         monkeypatch.setattr(products, "fits", lambda decoder: False)
     for module, name in ((layers, "gather_pages"), (adapters, "add_terms")):

@@ -21,7 +21,7 @@ are hidden states. The output head is applied to them after the graph, because m
     outputs            3  4     6                               hidden states, put together
 
 A small batch is captured twice, with the usual kernels and with fused products (`linear.decode`, and by the switch
-`untimed` `linear.settled`). The quicker graph is kept; which one that is depends on the card and the shape.
+`untimed` `linear.split_k`). The quicker graph is kept; which one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
 outputs that outlive a replay are copied out.
@@ -63,7 +63,7 @@ from petiole.gpu_worker.runtime.cuda.attention.split import SplitWrappers, is_ch
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
-from petiole.gpu_worker.runtime.cuda.supported import FUSED, SETTLED, tried
+from petiole.gpu_worker.runtime.cuda.supported import FUSED, SPLIT_K, tried
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array, Int64Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
@@ -264,11 +264,11 @@ class Graphs:
         if self._decoder.value_tokens is not None:
             self._buffers.values[:n].copy_(made_of_all(cast(ValuedDecoder, self._decoder), hidden))
         if self._finds_tokens(n, fused=layers != self._decoder.forward):
-            from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+            from petiole.gpu_worker.runtime.cuda.fused.linear import split_k
 
             head = cast(DenseLinear, self._decoder.head)
             normed = self._decoder.normed(hidden)
-            settled.write_logits(normed, head, self._buffers.logits[:n], self._buffers.tokens[:n])
+            split_k.write_logits(normed, head, self._buffers.logits[:n], self._buffers.tokens[:n])
         else:
             self._write_logits(hidden, self._buffers.logits[:n])
 
@@ -295,9 +295,9 @@ class Graphs:
         """Whether a step of n positions, with or without fused products, finds the likeliest tokens itself."""
         if not fused or not tried("rows") or not self._plain_logits:
             return False
-        from petiole.gpu_worker.runtime.cuda.fused.linear import settled
+        from petiole.gpu_worker.runtime.cuda.fused.linear import split_k
 
-        return settled.writes(self._decoder.head, n)
+        return split_k.writes(self._decoder.head, n)
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""
@@ -434,11 +434,11 @@ def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """Fused products for a step of `n` positions: `linear.decode`, or `linear.settled` where only that can compute
+    """Fused products for a step of `n` positions: `linear.decode`, or `linear.split_k` where only that can compute
     this model or that many positions; None if neither can."""
-    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, settled
+    from petiole.gpu_worker.runtime.cuda.fused.linear import decode, split_k
 
-    ways = [(decode, FUSED), *([(settled, SETTLED)] if tried("rows") else [])]
+    ways = [(decode, FUSED), *([(split_k, SPLIT_K)] if tried("rows") else [])]
     for way, values in ways:
         if n <= way.MOST_ROWS and supports(decoder, values, FUSED_PARTS).reason is None and way.fits(decoder):
             return partial(way.forward, decoder)

@@ -108,7 +108,7 @@ FUSED = changed(
 )
 """What `linear.decode` computes."""
 
-SETTLED = changed(
+SPLIT_K = changed(
     FUSED,
     {
         ModelPlan: {name: COMMON[ModelPlan][name] for name in ("embedding_norm", "learned_positions")},
@@ -121,4 +121,4 @@ SETTLED = changed(
         Norm: COMMON[Norm],
     },
 )
-"""What `linear.settled` computes."""
+"""What `linear.split_k` computes."""

@@ -632,10 +632,10 @@ def test_more_rows_and_more_families_wait_for_the_switch(family, untimed, checkp
 
     def forward(*given):
         calls.append(len(given[1]))
-        return fake_flashinfer.settled_forward(*given)
+        return fake_flashinfer.split_k_forward(*given)
 
     monkeypatch.setenv("PETIOLE_UNTIMED", untimed)
-    monkeypatch.setattr(linear.settled, "forward", forward)
+    monkeypatch.setattr(linear.split_k, "forward", forward)
     monkeypatch.setattr(graphs, "MARGIN", -1e9)
     folder, model = checkpoint(family)
     runtime = open_cuda(folder, graph_batch_sizes=(1, 4, 8))

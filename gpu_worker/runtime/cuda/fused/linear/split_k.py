@@ -5,18 +5,17 @@ Beside `linear.decode`, whose norms are one factor of a product, one more small 
 between two products. So it computes each kind of norm as torch does, also those behind a product; and products
 that are added to the residual may be cut along their inputs, because that kernel adds their parts:
 
-    settle ─► qkv ─► attention ─► out, in shares ─► settle ─► gate, up ─► act · mul ─► down, in shares ─► settle
+    norm ─► qkv ─► attention ─► out, in shares ─► add, norm ─► gate, up, act · mul ─► down, in shares ─► add, norm
 
-    settle, a block a row:    y = the sum of the shares, + biases;  y = norm behind the product(y), if there is one
+    add, norm; a block a row: y = the sum of the shares, + biases;  y = norm behind the product(y), if there is one
                               residual = scalar * (residual + factor * y)
                               inputs of the next products = next norms(residual)
 
-Of parallel branches, both products leave their shares to one settle. Each program reads all rows. With 64 rows it
-would read more bytes of rows than of weights if it computed few outputs of all inputs, so it computes more outputs
-of fewer inputs.
+Of parallel branches, both products leave their shares to one such kernel. While it runs, the programs of the next
+product are there already (programmatic dependent launch) and have asked for their first weights.
 
-While a settle runs, the programs of the next product are there already (programmatic dependent launch) and have
-asked for their first weights.
+Each program reads all rows. With 64 rows it would read more bytes of rows than of weights if it computed few
+outputs of all inputs, so it computes more outputs of fewer inputs.
 
 How a product is cut depends on its sizes alone, so a row's sums are in float32, in an order that depends on no
 other row.
@@ -110,7 +109,7 @@ def in_whole_blocks(linear: Linear) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SettledNorm:
+class FusedNorm:
     """A norm with its weights, as in `parts.norms`."""
 
     plan: Norm
@@ -125,7 +124,7 @@ class Shares:
     sums: Tensor
     biases: tuple[Tensor, ...]
     factor: float = 1.0
-    norm: SettledNorm | None = None
+    norm: FusedNorm | None = None
     scalar: Tensor | None = None
 
 
@@ -136,29 +135,29 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward, blocks: ProductBloc
     layers = [*zip(decoder.plan.layers, decoder.layers, strict=True)]
     mixing = [_known(plan.mixer_norm, layer.mixer_norm) for plan, layer in layers]
     feeding = [_known(plan.feed_forward_norm, layer.feed_forward_norm) for plan, layer in layers]
-    x, y = settle(hidden, None, *_first_norms(decoder, 0, mixing, feeding))
+    x, y = add_norm(hidden, None, *_first_norms(decoder, 0, mixing, feeding))
     for i, (plan, layer) in enumerate(layers):
         mixed = decoder.attend(i, product(x, layer.attention.qkv, blocks), step)
         to_add: list[tuple[Tensor, Linear]] = [(mixed, layer.attention.out)]
         if not plan.parallel:
             norm = _known(plan.mixer_out_norm, layer.mixer_out_norm)
-            y, _ = settle(hidden, shares(to_add, blocks, plan.residual, norm), feeding[i])
+            y, _ = add_norm(hidden, shares(to_add, blocks, plan.residual, norm), feeding[i])
             to_add = []
         to_add.append((product(y, layer.dense.gate_up, blocks, plan.dense), layer.dense.down))
         norm = _known(plan.feed_forward_out_norm, layer.feed_forward_out_norm)
         added = replace(shares(to_add, blocks, plan.residual, norm), scalar=layer.scalar)
-        x, y = settle(hidden, added, *_first_norms(decoder, i + 1, mixing, feeding))
+        x, y = add_norm(hidden, added, *_first_norms(decoder, i + 1, mixing, feeding))
     return hidden
 
 
-def _known(plan: Norm | None, weights: NormWeights | None) -> SettledNorm | None:
+def _known(plan: Norm | None, weights: NormWeights | None) -> FusedNorm | None:
     """As in torch, a norm without its weights' place computes nothing."""
-    return None if plan is None or weights is None else SettledNorm(plan, weights)
+    return None if plan is None or weights is None else FusedNorm(plan, weights)
 
 
 def _first_norms(
-    decoder: Decoder, i: int, mixing: list[SettledNorm | None], feeding: list[SettledNorm | None]
-) -> tuple[SettledNorm | None, SettledNorm | None]:
+    decoder: Decoder, i: int, mixing: list[FusedNorm | None], feeding: list[FusedNorm | None]
+) -> tuple[FusedNorm | None, FusedNorm | None]:
     """The norms of what layer i reads at its beginning: of its mixer, and of a feed-forward in parallel that has
     its own. None after the last layer."""
     if i == len(mixing):
@@ -211,7 +210,7 @@ def shares(
     products: Sequence[tuple[Tensor, Linear]],
     blocks: ProductBlocks,
     factor: float = 1.0,
-    norm: SettledNorm | None = None,
+    norm: FusedNorm | None = None,
 ) -> Shares:
     """The products of these rows with these layers, not yet added to one another."""
     cuts = [_cut_codes(linear, len(x)) or _cut(linear, blocks.deep) for x, linear in products]
@@ -326,8 +325,8 @@ def _launch(
     )
 
 
-def settle(
-    residual: Tensor, added: Shares | None, first: SettledNorm | None, second: SettledNorm | None = None
+def add_norm(
+    residual: Tensor, added: Shares | None, first: FusedNorm | None, second: FusedNorm | None = None
 ) -> tuple[Tensor, Tensor]:
     """Adds the shares to the residual, in place. Returns the first and the second norm of the sum, each [T,
     hidden]; without a first norm the residual itself, without a second one the first result."""
@@ -337,7 +336,7 @@ def settle(
     x, y = (None if norm is None else torch.empty_like(residual) for norm in (first, second))
     biases = (() if added is None else added.biases) + (None, None)
     if added is not None or x is not None or y is not None:
-        _settle[(n,)](
+        _add_norm[(n,)](
             residual,
             None if added is None else added.sums,
             *biases[:2],
@@ -361,7 +360,7 @@ def settle(
 
 
 @triton.jit(do_not_specialize=["n"])
-def _settle(
+def _add_norm(
     residual,
     sums,
     first_bias,

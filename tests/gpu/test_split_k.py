@@ -1,4 +1,4 @@
-"""The layers of a decode step by `linear.settled`, against torch: on CUDA, or in Triton's interpreter on a CPU."""
+"""The layers of a decode step by `linear.split_k`, against torch: on CUDA, or in Triton's interpreter on a CPU."""
 
 # ruff: noqa: E402 - what Triton is to do is settled before it is imported
 
@@ -29,9 +29,9 @@ from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.plan import FeedForward, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.runtime.cuda.fused.linear import settled
-from petiole.gpu_worker.runtime.cuda.fused.linear.settled import BLOCKS
-from petiole.gpu_worker.runtime.cuda.supported import SETTLED
+from petiole.gpu_worker.runtime.cuda.fused.linear import split_k
+from petiole.gpu_worker.runtime.cuda.fused.linear.split_k import BLOCKS
+from petiole.gpu_worker.runtime.cuda.supported import SPLIT_K
 from tests.support.families import configuration
 from tests.support.plans import Drawn
 from tests.support.trials import rest
@@ -89,14 +89,14 @@ def both(decoder, n, blocks=BLOCKS["small"]):
     hidden = torch.randn(n, decoder.plan.hidden_size, generator=torch.Generator().manual_seed(n))
     hidden = hidden.to(DEVICE, DTYPE)
     expected = decoder.forward(hidden.clone(), step_of(n))
-    return settled.forward(decoder, hidden.clone(), step_of(n), blocks), expected
+    return split_k.forward(decoder, hidden.clone(), step_of(n), blocks), expected
 
 
 @pytest.mark.parametrize("name", rest(FAMILIES, 4 if DEVICE == "cpu" else len(FAMILIES)))
 def test_each_family_is_computed_as_by_torch(name, monkeypatch):
-    monkeypatch.setattr(settled, "LEAST_INPUTS", 64)  # two shares of the smallest products
+    monkeypatch.setattr(split_k, "LEAST_INPUTS", 64)  # two shares of the smallest products
     decoder = family(name)
-    assert supports(decoder, SETTLED, frozenset({TorchKernels, DenseLinear})).reason is None
+    assert supports(decoder, SPLIT_K, frozenset({TorchKernels, DenseLinear})).reason is None
     for n in (1, 3, 16, 17, 40, 64):
         found, expected = (rows.float() for rows in both(decoder, n))
         if DEVICE == "cpu":
@@ -122,7 +122,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 def test_each_activation(activation, gated):
     plan, linear, x = FeedForward(128, activation, gated), drawn(256, 128, biased=True), 2 * normal(5, 128)
     expected = activated(plan, DenseLinear(linear.weight.float(), linear.bias.float())(x.float()), TorchKernels())
-    found = settled.product(x, linear, BLOCKS["small"], plan)
+    found = split_k.product(x, linear, BLOCKS["small"], plan)
     torch.testing.assert_close(found.float(), expected, **NEAR)
 
 
@@ -133,28 +133,26 @@ def test_every_candidate_computes_the_same(outputs, inputs, blocks):
     for n in (3, 20):
         x, y, residual = normal(n, inputs, seed=3), normal(n, 256, seed=4), normal(n, outputs, seed=5)
         expected = residual.float() + 0.5 * (linear(x) + other(y)).float()
-        sums = settled.shares([(x, linear), (y, other)], BLOCKS[blocks], factor=0.5)
-        same, _ = settled.settle(residual, sums, None)
+        sums = split_k.shares([(x, linear), (y, other)], BLOCKS[blocks], factor=0.5)
+        same, _ = split_k.add_norm(residual, sums, None)
         assert same is residual
         torch.testing.assert_close(residual.float(), expected, **NEAR)
-        torch.testing.assert_close(settled.product(x, linear, BLOCKS[blocks]), linear(x), **NEAR)
+        torch.testing.assert_close(split_k.product(x, linear, BLOCKS[blocks]), linear(x), **NEAR)
 
 
 def test_a_norm_behind_the_products_and_two_before_the_next_ones():
     """Of a row that is no power of two, some without weights, and far from zero, where a variance must not be a
     difference of squares."""
     width, linear = 192, drawn(192, 256)
-    layer = settled.SettledNorm(Norm("layer", 1e-5, bias=True), NormWeights(normal(width, seed=6), normal(width)))
-    bare = settled.SettledNorm(Norm("layer", 1e-5, weight=False), NormWeights())
-    rms = settled.SettledNorm(
-        Norm("rms", 1e-6, offset=1.0), NormWeights(normal(width, seed=7, dtype=torch.float32))
-    )
+    layer = split_k.FusedNorm(Norm("layer", 1e-5, bias=True), NormWeights(normal(width, seed=6), normal(width)))
+    bare = split_k.FusedNorm(Norm("layer", 1e-5, weight=False), NormWeights())
+    rms = split_k.FusedNorm(Norm("rms", 1e-6, offset=1.0), NormWeights(normal(width, seed=7, dtype=torch.float32)))
     for behind, first, second in ((rms, layer, bare), (layer, rms, layer)):
         x, residual = normal(3, 256, seed=8), 50 + normal(3, width, seed=9)
         wide = DenseLinear(linear.weight.float())(x.float())
-        sums = settled.shares([(x, linear)], BLOCKS["small"], norm=behind)
+        sums = split_k.shares([(x, linear)], BLOCKS["small"], norm=behind)
         expected = residual.float() + normed(behind.plan, behind.weights, wide, TorchKernels())
-        found = settled.settle(residual, sums, first, second)
+        found = split_k.add_norm(residual, sums, first, second)
         near = {"rtol": 4e-2, "atol": 4e-1} if DEVICE == "cuda" else NEAR
         torch.testing.assert_close(residual.float(), expected, **near)
         for one, norm in zip(found, (first, second), strict=True):
@@ -167,8 +165,8 @@ def test_a_row_has_the_same_bits_beside_any_others(few, many):
     """Up to 16 rows, and from 17 to 64. On a card also between both."""
     decoder = family("qwen3")
     step, hidden = step_of(many), normal(many, 128, seed=10)
-    beside = settled.forward(decoder, hidden.clone(), step)
-    alone = settled.forward(decoder, hidden[-few:].clone(), Forward(step.positions[-few:], Sums()))
+    beside = split_k.forward(decoder, hidden.clone(), step)
+    alone = split_k.forward(decoder, hidden[-few:].clone(), Forward(step.positions[-few:], Sums()))
     assert torch.equal(alone, beside[-few:])
 
 
@@ -177,7 +175,7 @@ def test_a_row_has_the_same_bits_beside_any_others(few, many):
     [((4096, 4096), 128), ((4096, 12_288), 128), ((1024, 2048), 64), ((1024, 3072), 64), ((2048, 8192), 128)],
 )
 def test_products_that_are_added_are_cut_by_their_sizes_alone(shape, programs):
-    block, n = settled._cut(DenseLinear(torch.empty(shape, device="meta")), BLOCKS["128 outputs"].deep)
+    block, n = split_k._cut(DenseLinear(torch.empty(shape, device="meta")), BLOCKS["128 outputs"].deep)
     assert n * shape[0] // block.outputs == programs
     assert shape[1] % (n * block.inputs) == 0
 
@@ -185,11 +183,11 @@ def test_products_that_are_added_are_cut_by_their_sizes_alone(shape, programs):
 def test_weights_that_are_not_in_whole_blocks_are_for_the_usual_kernels():
     decoder = family("qwen3")
     known = replace(decoder, embedding=decoder.embedding.bfloat16())
-    assert settled.fits(known)
-    assert not settled.fits(replace(known, embedding=decoder.embedding.half()))
+    assert split_k.fits(known)
+    assert not split_k.fits(replace(known, embedding=decoder.embedding.half()))
     odd = DenseLinear(torch.empty(128, 96))
     other = replace(decoder.layers[1], mixer=replace(decoder.layers[1].attention, out=odd))
-    assert not settled.fits(replace(known, layers=(decoder.layers[0], other, *decoder.layers[2:])))
+    assert not split_k.fits(replace(known, layers=(decoder.layers[0], other, *decoder.layers[2:])))
 
 
 @pytest.mark.parametrize("n", [2, 30])
@@ -201,8 +199,8 @@ def test_logits_are_written_where_they_belong_and_the_likeliest_are_found(n):
     x[0] = 9 * head.weight[7]
     logits = torch.zeros(n + 1, 320, device=DEVICE, dtype=DTYPE)
     tokens = torch.full((n + 1,), -1, device=DEVICE)
-    assert settled.writes(head, n)
-    settled.write_logits(x, head, logits[:n], tokens[:n])
+    assert split_k.writes(head, n)
+    split_k.write_logits(x, head, logits[:n], tokens[:n])
     torch.testing.assert_close(logits[:n], head(x), **NEAR)
     assert torch.equal(tokens[:n], logits[:n].argmax(-1))
     assert tokens[0] == 7
@@ -213,10 +211,10 @@ def test_logits_are_written_where_they_belong_and_the_likeliest_are_found(n):
 def test_logits_that_are_no_numbers_give_some_token():
     head, tokens = drawn(320, 128), torch.full((2,), -1, device=DEVICE)
     x = torch.full((2, 128), float("nan"), device=DEVICE, dtype=DTYPE)
-    settled.write_logits(x, head, torch.zeros(2, 320, device=DEVICE, dtype=DTYPE), tokens)
+    split_k.write_logits(x, head, torch.zeros(2, 320, device=DEVICE, dtype=DTYPE), tokens)
     assert ((tokens >= 0) & (tokens < 320)).all()
 
 
 def test_more_rows_than_fit_and_heads_of_other_sizes_are_for_the_usual_kernels():
-    assert not settled.writes(drawn(320, 128), 65)
-    assert not settled.writes(drawn(321, 128), 1)
+    assert not split_k.writes(drawn(320, 128), 65)
+    assert not split_k.writes(drawn(321, 128), 1)
