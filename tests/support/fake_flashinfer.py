@@ -174,7 +174,7 @@ def cut(indptr, last_page_len, page_size, window, queries, pieces):
 
 
 def page_counts(lengths, page_size):
-    """int32 [B + 1] and [B]: where the pages of rows of these lengths begin, and the positions in the last ones."""
+    """int32 [B + 1] and [B]: where the pages of rows of these lengths begin, and positions in the last ones."""
     lengths = torch.as_tensor(lengths, dtype=torch.int32)
     counts = (lengths + page_size - 1) // page_size
     return torch.cat([torch.zeros(1), counts.cumsum(0)]).int(), (lengths - (counts - 1).clamp(0) * page_size).int()
