@@ -96,10 +96,13 @@ class CompanionPool:
         self._holds[companions] += 1
 
     def drop(self, pages: Pages, kept: NDArray[np.bool_]) -> None:
-        """Undo one `hold` or `attach` for each of these pages. Companions that no row holds any more become idle,
-        as kept or as ordinary ones."""
+        """Undo one `hold` or `attach` for each of these pages, of which rows may have some in common. Companions
+        that no row holds any more become idle, as kept or as ordinary ones: as the last row says."""
         companions = self.of[pages].astype(np.int64)
-        self._holds[companions] -= 1
+        np.subtract.at(self._holds, companions, 1)
+        _, behind = np.unique(companions[::-1], return_index=True)
+        last = np.sort(len(companions) - 1 - behind)
+        companions, kept = companions[last], kept[last]
         idle = self._holds[companions] == 0
         self._ordinary.add(companions[idle & ~kept])
         self._kept.add(companions[idle & kept])

@@ -102,8 +102,7 @@ class WindowGroup:
         count = np.maximum(wanted - ends, 0)
         if not count.any():
             return
-        owners = np.repeat(rows, count)
-        columns = np.arange(len(owners)) + np.repeat(ends - (np.cumsum(count) - count), count)
+        owners, columns = _ranges(rows, ends, count)
         self.pool.attach(matrix[owners, columns].astype(np.int64))
         self._end[rows] = ends + count
 
@@ -112,8 +111,7 @@ class WindowGroup:
         first = (starts - (self.window - 1 + IN_FLIGHT)) // self.page_size
         due = first - self._first[rows] >= max(1, STRIDE // self.page_size)
         if due.any():
-            for row, column in zip(rows[due].tolist(), first[due].tolist(), strict=True):
-                self._give_back(matrix, row, min(column, int(self._end[row])))
+            self._give_back(matrix, rows[due], np.minimum(first[due], self._end[rows[due]]))
 
     def keep(self, row: int, ends: ArrayLike) -> None:
         """Note positions from which other sequences may go on."""
@@ -137,14 +135,18 @@ class WindowGroup:
 
     def end(self, matrix: Int32s, row: int) -> None:
         """Give back everything that the row holds."""
-        self._give_back(matrix, row, int(self._end[row]))
+        self._give_back(matrix, np.array([row]), self._end[[row]])
         self._first[row] = self._end[row] = 0
         self._ends.pop(row, None)
 
-    def _give_back(self, matrix: Int32s, row: int, column: int) -> None:
-        columns = np.arange(self._first[row], column)
-        self.pool.drop(matrix[row, columns].astype(np.int64), self._near_an_end(row, columns))
-        self._first[row] = column
+    def _give_back(self, matrix: Int32s, rows: Pages, until: NDArray[np.integer]) -> None:
+        """Of each row the columns from its first one up to `until`."""
+        owners, columns = _ranges(rows, self._first[rows], until - self._first[rows])
+        near = np.zeros(len(columns), dtype=np.bool_)
+        for row in self._ends.keys() & set(rows.tolist()):
+            near[owners == row] = self._near_an_end(row, columns[owners == row])
+        self.pool.drop(matrix[owners, columns].astype(np.int64), near)
+        self._first[rows] = until
 
     def _near_an_end(self, row: int, columns: NDArray[np.int64]) -> NDArray[np.bool_]:
         ends = self._ends.get(row, _NONE)
@@ -177,6 +179,14 @@ class WindowGroup:
             if not 0 <= first <= end <= row_pages[row]:
                 raise ConservationError(f"row {row} has {row_pages[row]} pages and holds [{first}, {end})")
         self.pool.check(self._holds(matrix))
+
+
+def _ranges(
+    rows: Pages, first: NDArray[np.integer], count: NDArray[np.integer]
+) -> tuple[Pages, NDArray[np.int64]]:
+    """The row and the column of each of `count` columns of each row from `first` on."""
+    owners = np.repeat(rows, count)
+    return owners, np.arange(len(owners)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def most_pages(window: int, page_size: int, longest_step: int) -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from petiole.cache import most_pages
+from petiole.cache import WindowPages, most_pages
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import MachineError, ModelError, require
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
@@ -157,13 +157,16 @@ def _sizes(
 
 
 def _sequences(config: EngineConfig, pools: PoolSizes, length: int) -> int:
-    """How many sequences of this length the pages of every pool hold. Page 0 is reserved."""
-    each = -(-length // config.page_size)
-    of_windows = [
-        (pool.n_pages - 1) // min(each, most_pages(pool.window, config.page_size, config.longest_step))
-        for pool in pools.windows
-    ]
-    return min([(pools.n_pages - 1) // each, *of_windows])
+    """How many sequences of this length the pages of every pool hold, while one of them is in a prompt. Page 0 is
+    reserved."""
+    each, decode = -(-length // config.page_size), 1 + config.speculative_tokens
+
+    def of_window(pool: WindowPages) -> int:
+        steps = (config.longest_step, decode)
+        first, later = (min(each, most_pages(pool.window, config.page_size, step)) for step in steps)
+        return max(0, 1 + (pool.n_pages - 1 - first) // later)
+
+    return min([(pools.n_pages - 1) // each, *map(of_window, pools.windows)])
 
 
 def _windows(plan: ModelPlan, pools: PoolSizes) -> list[Window]:

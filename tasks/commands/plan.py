@@ -97,7 +97,7 @@ def _text(sizes: dict[str, Any]) -> str:
 
 
 def _window(window: dict[str, int]) -> str:
-    pages = f"; {window['pages']:,} pages of their own" if window["pages"] else "; kept whole on this device"
+    pages = f"; {window['pages']:,} pages of their own" if window["pages"] else "; in the others' pages"
     return f"{_shown(window['bytes_per_token'])} of it in layers with a window of {window['window']:,}{pages}"
 
 

@@ -52,7 +52,7 @@ from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
 from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers, append_wrappers
 from petiole.gpu_worker.runtime.cuda.capture import Capture, eager
 from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
-from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
+from petiole.gpu_worker.runtime.cuda.graphs import Graphs, listed_columns, new_step_buffers, states_of
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.cuda.supported import ATTENTION, CAPTURED, ENCODED
@@ -133,8 +133,10 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     )
     plans += 2 * _WRAPPER_BYTES  # causal, bidirectional
     columns = -(-longest // engine.page_size)
-    n_groups = len({0, *model.kept_windows})
-    page_lists = 4 * n_groups * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
+    positions = max(shape.positions for shape in chain(*shapes.values()))
+    listed = (listed_columns(columns, one, positions, engine.page_size) for one in {0, *model.kept_windows})
+    rows = engine.max_num_seqs
+    page_lists = 4 * sum(2 * rows * n + (rows + 1) * columns for n in listed)  # each slot's, and the tables
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
     states += whole_texts.mask_bytes(model, tokens, longest, itemsize)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
@@ -398,10 +400,11 @@ class CudaExecutor:
         found = host_page_counts(cache, run.ends - run.lengths, run.lengths, run.ends)
         lengths = np.zeros(len(run.rows) + 1, dtype=np.int32)
         np.cumsum(run.lengths, out=lengths[1:])
-        rows = self._up(run.rows.astype(np.int32))
-        for table, firsts, indptr in zip(cache.tables, found.firsts, found.indptr, strict=True):
+        given = [run.rows.astype(np.int32), found.firsts, found.indptr]
+        rows, *up = upload_together(given, cache.device)
+        for table, firsts, bounds, indptr in zip(cache.tables, *up, found.indptr, strict=True):
             indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=cache.device)
-            gather_pages(table, rows, self._up(firsts), self._up(indptr), indices)
+            gather_pages(table, rows, firsts, bounds, indices)
             lists.append(PageList(staged(indptr, cache.device), indices))
         wrappers.plan(staged(lengths, cache.device), lists, staged(found.last, cache.device))
 

@@ -121,6 +121,12 @@ Layers = Callable[[Tensor, Forward], Tensor]
 """`Decoder.forward`, or another function that computes the same."""
 
 
+def listed_columns(columns: int, window: int, positions: int, page_size: int) -> int:
+    """The most pages of a row that a captured step of so many positions lists of a group with this window, if any;
+    columns: of the page table."""
+    return min(columns, (window + positions) // page_size + 2) if window else columns
+
+
 def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
     """Buffers for steps of all these shapes."""
     plan, device, kinds = decoder.plan, geometry.device, decoder.value_tokens
@@ -128,8 +134,8 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
     with_logits = max(shape.positions for shape in shapes if shape.queries)
     with_hidden = max((shape.positions for shape in shapes if not shape.queries), default=0)
     cache = geometry.cache
-    columns, windows = cache.table.shape[1], (pool.window for pool in cache.windows)
-    most = [columns, *(min(columns, (window + positions) // cache.page_size + 2) for window in windows)]
+    columns, windows = cache.table.shape[1], (0, *(pool.window for pool in cache.windows))
+    most = [listed_columns(columns, window, positions, cache.page_size) for window in windows]
     fields = (_FIELDS + 3 * len(most), -(-(positions + 1) // 4) * 4)  # each begins at a multiple of 16 bytes
     return StepBuffers(
         host=host.host_buffer(fields, torch.int32),

@@ -60,7 +60,8 @@ class CudaPlatform:
     def require(self, model: ModelPlan) -> None:
         if self._capability < OLDEST:
             oldest, found = (".".join(map(str, one)) for one in (OLDEST, self._capability))
-            raise MachineError(f"the card's compute capability: must be at least {oldest}, got {found}")
+            what = f"the card's compute capability: must be at least {oldest}, got {found}"
+            raise MachineError(f"{what}; device=cpu serves this model")
         require_flashinfer(model)
 
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:

@@ -453,8 +453,6 @@ def open_tier(
     if files is None:
         return None
     if runtime.kv_copies is None or manager.has_groups or config.prefix_cache == "off":
-        logger.info(
-            "kv_tier=%s is ignored: it needs a prefix cache, and layers without windows or states", config.kv_tier
-        )
+        logger.info("kv_tier=%s is ignored: it needs a prefix cache, and layers without states", config.kv_tier)
         return None
     return KVTier(config, runtime.kv_copies, lambda: runtime.limits, manager, files, post, tracer)

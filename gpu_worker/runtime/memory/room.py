@@ -45,7 +45,10 @@ def page_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int) -
 
 def window_pools(engine: EngineConfig, model: ModelPlan, n_pages: int) -> tuple[WindowPages, ...]:
     """The pools of the groups of layers with a window, beside `n_pages` pages of the others. Each is large enough
-    for a sequence of any length. engine: decided."""
+    for a sequence of any length. With a KV tier, which keeps pages of all layers alike, there are none: these
+    layers keep every position. engine: decided."""
+    if engine.kv_tier and engine.prefix_cache != "off" and not model.keeps_states:
+        return ()
     windows = sorted({window for window in model.kept_windows if 0 < window < engine.max_model_len})
     least = [1 + most_pages(window, engine.page_size, engine.longest_step) for window in windows]
     return tuple(

@@ -346,7 +346,7 @@ def test_a_model_whose_kv_it_does_not_keep_says_so(tmp_path: Path, caplog: pytes
         assert engine._tier is None
     with toy_engine(prefix_cache="off", kv_tier=str(tmp_path)) as engine:
         assert engine._tier is None
-    assert caplog.text.count("is ignored: it needs a prefix cache, and layers without windows or states") == 2
+    assert caplog.text.count("is ignored: it needs a prefix cache, and layers without states") == 2
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match="kv_tier: must be a folder"):
         toy_engine(kv_tier=str(tmp_path / "file"))

@@ -403,7 +403,9 @@ class AppendWrappers:
         for kind, wrapper in self.wrappers.items():
             settings, pages = self.geometry.plan_settings(kind), lists[kind.group]
             causal = self._causal or not kind.ahead
-            settings |= {"causal": causal, "disable_split_kv": self._whole(kind, lengths, pages.indptr)}
+            # FlashInfer plans a window as if all masks were causal: split, it would not read the last keys.
+            whole = (bool(kind.window) and not causal) or self._whole(kind, lengths, pages.indptr)
+            settings |= {"causal": causal, "disable_split_kv": whole}
             wrapper.plan(lengths, *pages, last_page_len, *self.geometry.sizes(kind), **settings)
 
     def _whole(self, kind: AttentionKind, lengths: Tensor, indptr: Tensor) -> bool:
