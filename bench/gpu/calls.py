@@ -49,7 +49,7 @@ CALLS: dict[str, tuple[float, tuple[Command, ...]]] = {
         300,
         (
             tests(80, "-n", "12", "--dist", "load", "-m", "not slow", "-k", "not takes_the_memory"),
-            parts("kernels", 110, 45, "attention", "codes", "layers", "sampling"),
+            parts("kernels", 150, 60, "sampling", "attention", "layers", "codes"),
             parts("rules", 80, 80, "rules"),  # most of it are fla-core's kernels, which are tuned first
             parts("models", 150, 60, "states", "four-bits", "mixtures"),
         ),

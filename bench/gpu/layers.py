@@ -57,7 +57,7 @@ def layering(report: Report, card: Card) -> None:
 
     on = CudaDevice().torch_device
     candidates = {name: blocks for name, blocks in split_k.BLOCKS.items() if name != "small"}
-    for shape in (SMALL, QWEN3_8B):
+    for shape in (QWEN3_8B, SMALL):
         model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS)))
         options = LoadOptions(on, torch.bfloat16, max_positions=8, kernels=FlashInferKernels())
         decoder = read_decoder(RandomWeights(), model, options)
@@ -67,11 +67,10 @@ def layering(report: Report, card: Card) -> None:
             if batch <= decode.MOST_ROWS:
                 ways["fused products"] = partial(decode.forward, decoder)
             if batch in (1, *ROWS[4:]):
-                settling = {
+                ways |= {
                     f"products in shares, {name}": partial(split_k.forward, decoder, blocks=blocks)
                     for name, blocks in candidates.items()
                 }
-                ways |= settling
             for name, layers in ways.items():
                 report.add(
                     f"{shape.name}: a layer without attention, batch {batch}, {name}",

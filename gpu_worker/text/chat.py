@@ -109,10 +109,11 @@ class ChatTemplate:
         return "\n".join(self._sources.values())
 
     def shows_tools(self) -> bool:
-        """Whether a template writes the names of tools into a prompt."""
-        chat = [{"role": "user", "content": "a"}]
-        rendered = (self._rendered(source, chat, [_PROBE]) for source in self._sources.values())
-        return any("petiole_probe" in (text or "") for text in rendered)
+        """Whether a template writes the names of tools into a prompt. Some take no conversation without a system's
+        turn, some none with one."""
+        turns = [{"role": role, "content": "a"} for role in ("system", "user")]
+        chats = [(source, chat) for source in self._sources.values() for chat in (turns, turns[1:])]
+        return any("petiole_probe" in (self._rendered(*one, [_PROBE]) or "") for one in chats)
 
     def knows_reasoning(self) -> bool:
         """Whether a template mentions reasoning. No rendering would tell: most templates leave out the reasoning

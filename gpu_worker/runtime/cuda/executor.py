@@ -367,7 +367,7 @@ class CudaExecutor:
         of = np.arange(len(inputs.batch_rows)).repeat(inputs.lengths)
         copies = np.full(len(of), -1) if copies is None else copies
         arrays = [array.astype(np.int32) for array in (inputs.batch_rows, bounds, of, copies)]
-        parts = fla.parts_of(arrays[1], arrays[3], self._cache.device) if fla.chosen() else ()
+        parts = fla.parts_of(arrays[1], arrays[3], self._cache.device) if fla.chosen() else None
         places, ends, rows, kept = upload_together(arrays, self._cache.device)
         return StatesOnCuda(self._recurrent.layers, places, ends, rows, kept, parts)
 

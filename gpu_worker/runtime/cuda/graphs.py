@@ -289,13 +289,10 @@ class Graphs:
     def _plain_logits(self) -> bool:
         """Whether logits are a product behind the last norm, and nothing else. A decoder that nobody knows, whose
         steps are not captured, may compute them otherwise."""
-        plan, kind, head = self._decoder.plan, type(self._decoder), type(self._decoder.head)
-        changed = (
-            plan.logits_factor != 1.0
-            or plan.logits_softcap
-            or getattr(kind, "head_output", None) != Decoder.head_output
-        )
-        return head is DenseLinear and not changed
+        if getattr(type(self._decoder), "head_output", None) != Decoder.head_output:
+            return False
+        plan, head = self._decoder.plan, type(self._decoder.head)
+        return head is DenseLinear and plan.logits_factor == 1.0 and not plan.logits_softcap
 
     def _finds_tokens(self, n: int, fused: bool) -> bool:
         """Whether a step of n positions, with or without fused products, finds the likeliest tokens itself."""

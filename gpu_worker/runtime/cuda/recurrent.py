@@ -30,7 +30,7 @@ class StatesOnCuda:
     bounds: Tensor
     of: Tensor
     copies: Tensor
-    parts: Sequence[RowPart] = ()
+    parts: Sequence[RowPart] | None = None
 
     def convolve(self, i: int, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.states.recurrent import convolve
@@ -49,7 +49,7 @@ class StatesOnCuda:
         step = self.places, self.bounds, self.of, self.copies
         read = prepare(plan, weights, projected, gates, state.inputs, *step)
         given = *read, state.matrices, state.rounded, self.places, self.bounds, self.copies
-        if self.parts:
+        if self.parts is not None:
             from petiole.gpu_worker.runtime.cuda.fused.states.fla import apply_delta_rule_by_fla
 
             return apply_delta_rule_by_fla(*given, self.parts, tiled=plan.tiled)

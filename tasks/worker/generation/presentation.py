@@ -51,7 +51,7 @@ class Presentation:
         format = formats.of_checkpoint(facts)
         shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()
         family = formats.of_family(facts)
-        offers = "tools" in (facts.get("chat_template") or "tools")
+        offers = facts.get("tools", True)
         return cls(format, family, shown, formats.reasons(facts, family), offers)
 
     @property

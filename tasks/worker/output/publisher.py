@@ -380,7 +380,7 @@ class Publisher:
         """The outbox's task ends as failed. One that is closed has its end, which its job could not be told: the
         error ends this worker, and another one completes the task."""
         if outbox.closed:
-            raise error
+            raise RuntimeError(f"stream {outbox.task_id}: its job does not know its end") from error
         logger.error("stream %s: its output cannot be written", outbox.task_id, exc_info=error)
         outbox.close().on_fault(error)
 

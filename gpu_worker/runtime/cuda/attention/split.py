@@ -75,7 +75,7 @@ def programs_at_once(kind: AttentionKind, queries: int, card: tuple[int, int]) -
     """On a multiprocessor, by its shared memory, which holds one of 66 KiB (3090, 4090), two (A100) or three
     (H100), and by its registers, which hold two with wide heads or many queries."""
     few = kind.head_dim <= 128 and kind.heads // kind.kv_heads * queries <= 8
-    fit = 3 if card >= (9, 0) else 2 if card == (8, 0) else 1
+    fit = 3 if (9, 0) <= card < (12, 0) else 2 if card == (8, 0) else 1
     return min(fit, 3 if few else 2)
 
 

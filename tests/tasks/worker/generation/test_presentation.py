@@ -125,7 +125,7 @@ def test_an_enforced_call_has_a_thought_only_where_the_template_knows_one(
 
 
 def test_tools_are_refused_if_the_model_would_never_see_them() -> None:
-    own, given = Presentation.of({"chat_template": "{{ messages }}"}), {"messages": SAID, "tools": [{"name": "f"}]}
+    own, given = Presentation.of({"tools": False}), {"messages": SAID, "tools": [{"name": "f"}]}
     with pytest.raises(InvalidRequest, match="tools: must not be given: the model's chat template"):
         own.constraint(validate(ChatRequest, given))
     assert own.constraint(validate(ChatRequest, given | {"tool_choice": "none"})) is None
