@@ -292,7 +292,10 @@ def of_random_weights(folder: Path, family: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision", "deepseek-v2", "llama3", "qwen3-moe"])
+MODELS = ["petiole-tiny", "petiole-tiny-vision", "deepseek-v2", "llama3", "qwen3-moe", "gemma3"]
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("cache", [{}, {"prefix_cache": "block", "page_size": 16}], ids=["radix", "block"])
 def test_real_models_give_the_same_tokens(
     tmp_path: Path, model: str, cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
