@@ -6,7 +6,7 @@
 
 FOLDER survives the machine. Each figure is there as soon as it is measured (`gpu.json`), and what each command
 prints (`a-tests.txt`, ...). A command is stopped when its seconds are over, or those of the call. A second run
-measures what the first one did not get to."""
+measures the parts that the first one did not finish, from their beginning."""
 
 from __future__ import annotations
 

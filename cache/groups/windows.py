@@ -23,6 +23,7 @@ from petiole.cache.exceptions import ConservationError, MisalignedError
 from petiole.cache.groups.companions import CompanionPool
 from petiole.cache.groups.serving import Served
 from petiole.cache.pages.page_pool import Int32s, Pages
+from petiole.cache.pages.page_table import ragged_arange
 
 IN_FLIGHT = 2
 """A row may end this many positions before the start of its newest step, and must serve there too."""
@@ -102,7 +103,7 @@ class WindowGroup:
         count = np.maximum(wanted - ends, 0)
         if not count.any():
             return
-        owners, columns = _ranges(rows, ends, count)
+        owners, columns = np.repeat(rows, count), ragged_arange(ends, count)
         self.pool.attach(matrix[owners, columns].astype(np.int64))
         self._end[rows] = ends + count
 
@@ -141,7 +142,8 @@ class WindowGroup:
 
     def _give_back(self, matrix: Int32s, rows: Pages, until: NDArray[np.integer]) -> None:
         """Of each row the columns from its first one up to `until`."""
-        owners, columns = _ranges(rows, self._first[rows], until - self._first[rows])
+        first = self._first[rows]
+        owners, columns = np.repeat(rows, until - first), ragged_arange(first, until - first)
         near = np.zeros(len(columns), dtype=np.bool_)
         for row in self._ends.keys() & set(rows.tolist()):
             near[owners == row] = self._near_an_end(row, columns[owners == row])
@@ -179,14 +181,6 @@ class WindowGroup:
             if not 0 <= first <= end <= row_pages[row]:
                 raise ConservationError(f"row {row} has {row_pages[row]} pages and holds [{first}, {end})")
         self.pool.check(self._holds(matrix))
-
-
-def _ranges(
-    rows: Pages, first: NDArray[np.integer], count: NDArray[np.integer]
-) -> tuple[Pages, NDArray[np.int64]]:
-    """The row and the column of each of `count` columns of each row from `first` on."""
-    owners = np.repeat(rows, count)
-    return owners, np.arange(len(owners)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def most_pages(window: int, page_size: int, longest_step: int) -> int:

@@ -40,7 +40,7 @@ from petiole.gpu_worker.runtime.platforms import Platform
 @dataclass(frozen=True, slots=True)
 class Window:
     """A group of layers that keep a window: the bytes of a token in them, and their pages with the reserved one.
-    pages 0: no sequence is longer, so these layers keep everything."""
+    pages 0: these layers have no pool of their own, and keep everything."""
 
     window: int
     bytes_per_token: int
