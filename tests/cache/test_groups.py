@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from petiole.cache import CacheTokens, KVAllocation, PageCounts, WindowPages, build_manager, most_pages
 from petiole.cache.exceptions import ConservationError
 from petiole.cache.groups.ages import AgeQueue
+from petiole.cache.groups.companions import CompanionPool
 from petiole.cache.groups.manager import GroupedManager
 from petiole.cache.groups.recurrent_states import StateGroup
 from petiole.cache.groups.windows import IN_FLIGHT, STRIDE
@@ -531,3 +532,13 @@ def test_amounts_of_several_pools_are_compared_pool_by_pool() -> None:
     assert 3 <= large < 4 + small
     assert (2 + small - large).counts == (0, 0)
     assert sum([small, large]).counts == (4, 6)  # type: ignore[union-attr]
+
+
+def test_rows_that_share_pages_give_them_back_together() -> None:
+    """Each hold is undone, and a page becomes idle once."""
+    pool, pages = CompanionPool(6, 10), np.array([3, 5])
+    pool.attach(pages)
+    pool.hold(pages[:1])
+    pool.drop(np.array([3, 5, 3]), np.array([False, True, True]))
+    assert (pool.held, pool.idle, pool.free) == (0, 2, 3)
+    assert (len(pool._ordinary), len(pool._kept)) == (0, 2), "as the last row says"
