@@ -89,7 +89,10 @@ class Fleet:
 
 
 @contextmanager
-def fleet(site: Site, *, gateway: dict[str, Any] | None = None) -> Iterator[Fleet]:
+def fleet(site: Site, *, gateway: dict[str, Any] | None = None, disk: Path | None = None) -> Iterator[Fleet]:
+    """`disk`: the only one that its worker needs room on, or none: this machine's own disk may be nearly full."""
+    nowhere = site.folder / "nowhere"
+    site.environment |= {"PETIOLE_BATCH_FILES": str(disk or nowhere), "HF_HUB_CACHE": str(nowhere)}
     with ExitStack() as stack:
         site.worker()
         url = stack.enter_context(exporter(site))
@@ -253,8 +256,8 @@ def test_a_worker_has_the_wrong_model(own_site: Site) -> None:
 def test_the_disk_of_a_worker_is_nearly_full(tmp_path: Path) -> None:
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(tmp_path / "disk"))
-        site = stack.enter_context(Site(tmp_path, PETIOLE_DRAIN_SECONDS=0, PETIOLE_BATCH_FILES=disk))
-        of = stack.enter_context(fleet(site))
+        site = stack.enter_context(Site(tmp_path, PETIOLE_DRAIN_SECONDS=0))
+        of = stack.enter_context(fleet(site, disk=disk))
         check(
             of,
             lambda: fill(disk),
