@@ -44,7 +44,7 @@ INLINE void widen_eight(int kind, const Groups *g, Widening *from) {
   for (int i = 0; i < EIGHT; i += 2, out += 64) {
     vpu pairs[PARTS] = {0};
     if (known) {
-      if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(from->codes + i * step_of(kind) / EIGHT + AHEAD, 0, 3);
+      if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(from->codes + i * step_of(kind) / EIGHT + CODES_AHEAD, 0, 3);
       two_halves(kind, g, from->codes, i, pairs);
     }
     *(vu *)out = (vu)pairs[0];

@@ -18,7 +18,7 @@
 #pragma once
 #include "../packed/codes.h"
 
-#define AHEAD 4096 /* bytes: codes that are prefetched */
+#define CODES_AHEAD 4096 /* bytes: the codes that lie this far behind are prefetched */
 
 /* Whether a product's inputs are bfloat16. */
 INLINE int half_inputs(const Linear *l) { return l->groups ? l->groups->inputs == BF16 : HALF_INPUTS(l->kind); }

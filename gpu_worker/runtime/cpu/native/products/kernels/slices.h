@@ -47,7 +47,7 @@ INLINE void two_of(int kind, int size, const Groups *g, const char *w, int i, vp
 }
 
 INLINE void prefetch_ahead(int kind, const char *w, int i) {
-  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + AHEAD, 0, 3);
+  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + CODES_AHEAD, 0, 3);
 }
 
 /* sums += inputs i, one of each row, times values, or inputs i and i + 1 times pairs of them. */
@@ -114,7 +114,7 @@ INLINE void codes_at(int widened, const char *w, Codes codes[2]) {
 
 INLINE void widen_bytes_of(int n, const char *w, Codes *out) {
   for (int i = 0; i < n * PANEL / 2; i += BY_SHUFFLE, out += 2) {
-    __builtin_prefetch(w + i + AHEAD, 0, 3);
+    __builtin_prefetch(w + i + CODES_AHEAD, 0, 3);
     codes_at(0, w + i, out);
   }
 }
@@ -127,7 +127,7 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
   for (int i = 0; i < n; i += 4, w += BY_SHUFFLE * (1 + widened)) {
     Codes codes[2];
     codes_at(widened, w, codes);
-    if (!widened) __builtin_prefetch(w + AHEAD, 0, 3);
+    if (!widened) __builtin_prefetch(w + CODES_AHEAD, 0, 3);
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
       int32_t four;
