@@ -13,7 +13,7 @@ from petiole.tasks.app import worker_side
 from petiole.tasks.commands.terminal import table_text
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """memory: GiB that CUDA reports. capability: the compute capability."""
 
     memory: float
@@ -21,13 +21,13 @@ class Card(NamedTuple):
 
 
 CARDS = {
-    "l4": Card(22.0, (8, 9)),
-    "a10": Card(22.0, (8, 6)),
-    "4090": Card(23.6, (8, 9)),
-    "a100-40": Card(39.4, (8, 0)),
-    "a100": Card(79.1, (8, 0)),
-    "h100": Card(79.1, (9, 0)),
-    "h200": Card(139.8, (9, 0)),
+    "l4": Gpu(22.0, (8, 9)),
+    "a10": Gpu(22.0, (8, 6)),
+    "4090": Gpu(23.6, (8, 9)),
+    "a100-40": Gpu(39.4, (8, 0)),
+    "a100": Gpu(79.1, (8, 0)),
+    "h100": Gpu(79.1, (9, 0)),
+    "h200": Gpu(139.8, (9, 0)),
 }
 
 _UNITS = {

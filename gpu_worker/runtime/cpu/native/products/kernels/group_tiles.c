@@ -9,7 +9,7 @@
  * A few rows are multiplied by vectors of floats, in the same order of the terms (APART in slices.h): codes go from memory to
  * registers, and nothing is stored and loaded again.
  */
-#include "groups.h"
+#include "slices.h"
 
 #include "tiles.h"
 
@@ -44,7 +44,7 @@ INLINE void widen_eight(int kind, const Groups *g, Widening *from) {
   for (int i = 0; i < EIGHT; i += 2, out += 64) {
     vpu pairs[PARTS] = {0};
     if (known) {
-      if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(from->codes + i * step_of(kind) / EIGHT + CODES_AHEAD, 0, 3);
+      if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(from->codes + i * step_of(kind) / EIGHT + AHEAD, 0, 3);
       two_halves(kind, g, from->codes, i, pairs);
     }
     *(vu *)out = (vu)pairs[0];
@@ -133,7 +133,7 @@ INLINE void add_runs(int kind, int rows, int zeros, int offsets, const Groups *g
 }
 
 /* All rows. After the last one some are computed that nobody reads. */
-INLINE void add_rows(int kind, int zeros, int offsets, const Groups *g, int64_t m, const Widened *w, const char *x,
+INLINE void add_all_runs(int kind, int zeros, int offsets, const Groups *g, int64_t m, const Widened *w, const char *x,
                      const float *sums, float *c, int64_t ldc, Widening *next) {
   for (int64_t j = 0; j < m; j += SIDE)
     for (int half = 0; half < 2; half++) {
@@ -147,7 +147,7 @@ INLINE void add_rows(int kind, int zeros, int offsets, const Groups *g, int64_t 
     }
 }
 
-INLINE void sums_of_kind(int kind, const Linear *l, int64_t p, int64_t m, const GroupInputs *x, float *c, int64_t ldc,
+INLINE void sums_of_runs(int kind, const Linear *l, int64_t p, int64_t m, const GroupInputs *x, float *c, int64_t ldc,
                          Workspace *b) {
   const Groups *g = l->groups;
   const Panel panel = panel_at(l, p);
@@ -161,19 +161,19 @@ INLINE void sums_of_kind(int kind, const Linear *l, int64_t p, int64_t m, const 
     const char *in = x->numbers + from * m * 2;
     const float *sums = x->sums + from / run * m;
     next = widen_from(l, &panel, from + KC, both + (w == both));
-    if (!panel.zeros) add_rows(kind, 0, 0, g, m, w, in, sums, c, ldc, &next);
-    else if (!g->offsets) add_rows(kind, 1, 0, g, m, w, in, sums, c, ldc, &next);
-    else add_rows(kind, 1, 1, g, m, w, in, sums, c, ldc, &next);
+    if (!panel.zeros) add_all_runs(kind, 0, 0, g, m, w, in, sums, c, ldc, &next);
+    else if (!g->offsets) add_all_runs(kind, 1, 0, g, m, w, in, sums, c, ldc, &next);
+    else add_all_runs(kind, 1, 1, g, m, w, in, sums, c, ldc, &next);
   }
 }
 
 void panel_on_tiles(const Linear *l, int64_t p, int64_t m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b) {
   const int fits = m >= SIDE && run_of(l->groups) == DEPTH;
   if (!fits) fit_runs(m, run_of(l->groups));
-  if (l->kind == FOUR) sums_of_kind(FOUR, l, p, m, x, c, ldc, b);
-  else if (l->kind == SIX) sums_of_kind(SIX, l, p, m, x, c, ldc, b);
-  else if (l->kind == INT8) sums_of_kind(INT8, l, p, m, x, c, ldc, b);
-  else sums_of_kind(E4M3, l, p, m, x, c, ldc, b);
+  if (l->kind == FOUR) sums_of_runs(FOUR, l, p, m, x, c, ldc, b);
+  else if (l->kind == SIX) sums_of_runs(SIX, l, p, m, x, c, ldc, b);
+  else if (l->kind == INT8) sums_of_runs(INT8, l, p, m, x, c, ldc, b);
+  else sums_of_runs(E4M3, l, p, m, x, c, ldc, b);
   if (!fits) fit_tiles(2 * SIDE);
 }
 #endif

@@ -18,8 +18,6 @@
 #pragma once
 #include "../packed/codes.h"
 
-#define CODES_AHEAD 4096 /* bytes: the codes that lie this far behind are prefetched */
-
 /* Whether a product's inputs are bfloat16. */
 INLINE int half_inputs(const Linear *l) { return l->groups ? l->groups->inputs == BF16 : HALF_INPUTS(l->kind); }
 
@@ -34,16 +32,3 @@ void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void 
 
 /* sums [m][lds] = x W of a panel. x: what group_inputs made, or one row that is `as_it_is`. */
 void product_of_groups(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Workspace *b);
-
-/* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs; the step of those
- * that are rounded, and where the sum of bytes starts: a value is the first one plus its code. */
-typedef struct {
-  char *numbers;
-  float *sums, *steps;
-  int32_t *starts;
-} GroupInputs;
-
-#ifdef TILES
-/* c [m][ldc] = x W of a panel, of inputs in bfloat16; c has whole tiles of rows. */
-void panel_on_tiles(const Linear *l, int64_t p, int64_t m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b);
-#endif

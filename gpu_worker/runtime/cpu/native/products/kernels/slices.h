@@ -1,7 +1,9 @@
 /* Panels of weights by group (groups.h), in slices of inputs. Two files compute them, and compile beside each other. */
 #pragma once
+#include "../packed/codes.h"
 #include "../packed/pack.h"
-#include "groups.h"
+
+#define AHEAD 4096 /* bytes: codes that are prefetched */
 
 /* Beside at most DIRECT rows codes become numbers in registers, for FEW rows at a time. Beside more they do once for all
  * rows, in memory that the first cache holds: WIDENED bytes. Registers hold the sums and totals of SOME rows, but the totals
@@ -47,7 +49,7 @@ INLINE void two_of(int kind, int size, const Groups *g, const char *w, int i, vp
 }
 
 INLINE void prefetch_ahead(int kind, const char *w, int i) {
-  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + CODES_AHEAD, 0, 3);
+  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + AHEAD, 0, 3);
 }
 
 /* sums += inputs i, one of each row, times values, or inputs i and i + 1 times pairs of them. */
@@ -114,7 +116,7 @@ INLINE void codes_at(int widened, const char *w, Codes codes[2]) {
 
 INLINE void widen_bytes_of(int n, const char *w, Codes *out) {
   for (int i = 0; i < n * PANEL / 2; i += BY_SHUFFLE, out += 2) {
-    __builtin_prefetch(w + i + CODES_AHEAD, 0, 3);
+    __builtin_prefetch(w + i + AHEAD, 0, 3);
     codes_at(0, w + i, out);
   }
 }
@@ -127,7 +129,7 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
   for (int i = 0; i < n; i += 4, w += BY_SHUFFLE * (1 + widened)) {
     Codes codes[2];
     codes_at(widened, w, codes);
-    if (!widened) __builtin_prefetch(w + CODES_AHEAD, 0, 3);
+    if (!widened) __builtin_prefetch(w + AHEAD, 0, 3);
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
       int32_t four;
@@ -176,6 +178,14 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
 #endif
 
 /* ---------------------------------------------------------------- slices */
+
+/* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs; the step of those
+ * that are rounded, and where the sum of bytes starts: a value is the first one plus its code. */
+typedef struct {
+  char *numbers;
+  float *sums, *steps;
+  int32_t *starts;
+} GroupInputs;
 
 /* Inputs from number `from` on, n of them: whole runs, or the last ones. For each run and row what GroupInputs has, where it
  * is needed, or null. apart: from one run to the next */
@@ -350,3 +360,8 @@ INLINE void panel_of_kind(int kind, int size, int scales, const Linear *l, int64
 /* c [m][ldc] = x W of a panel, of inputs that are floats, or were rounded. */
 void panel_of_floats(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b);
 void panel_of_rounded(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b);
+
+#ifdef TILES
+/* The same of inputs in bfloat16, for more rows than vectors multiply; c has whole tiles of rows. See group_tiles.c. */
+void panel_on_tiles(const Linear *l, int64_t p, int64_t m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b);
+#endif
