@@ -82,16 +82,22 @@ class Sizes:
     bounded_by: Literal["max_num_seqs", "num_pages", "max_num_batched_tokens"]
 
 
-def sizes_of(config: EngineConfig, memory: int | None = None, length: int | None = None) -> Sizes:
+def sizes_of(
+    config: EngineConfig,
+    memory: int | None = None,
+    length: int | None = None,
+    capability: tuple[int, int] | None = None,
+) -> Sizes:
     """What a worker with these settings does. memory: bytes of a card, or bytes that are free on the host; None:
-    this machine's. length: of a sequence; None: the longest. Nothing is downloaded.
+    this machine's. length: of a sequence; None: the longest. capability: the card's compute capability; None: one
+    that multiplies all types. Nothing is downloaded.
 
     Raises ModelError for what cannot be served, and InvalidRequest for settings that do not fit."""
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     whole = _memory_here(device) if memory is None else memory
     folder, source = _found(config)
     used = 0
-    platform = _platform(device, whole, lambda: whole - used)
+    platform = _platform(device, whole, lambda: whole - used, capability)
     with torch.no_grad():
         reader = ModelReader(config, source, platform)
         info = reader.find(str(folder))
@@ -196,13 +202,15 @@ def _memory_here(device: Literal["cpu", "cuda"]) -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _platform(device: Literal["cpu", "cuda"], memory: int, left: Callable[[], int]) -> Platform:
+def _platform(
+    device: Literal["cpu", "cuda"], memory: int, left: Callable[[], int], capability: tuple[int, int] | None
+) -> Platform:
     """left: bytes of the memory that nothing has taken yet."""
     if device == "cpu":
         return CpuPlatform(CpuDevice(), left)
     from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
 
-    return SimulatedCard(memory, left)
+    return SimulatedCard(memory, left, capability)
 
 
 # -- the model

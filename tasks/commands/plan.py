@@ -7,21 +7,28 @@ import dataclasses
 import json
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from petiole.tasks.app import worker_side
 from petiole.tasks.commands.terminal import table_text
 
+
+class Card(NamedTuple):
+    """memory: GiB that CUDA reports. capability: the compute capability."""
+
+    memory: float
+    capability: tuple[int, int]
+
+
 CARDS = {
-    "l4": 22.0,
-    "a10": 22.0,
-    "4090": 23.6,
-    "a100-40": 39.4,
-    "a100": 79.1,
-    "h100": 79.1,
-    "h200": 139.8,
+    "l4": Card(22.0, (8, 9)),
+    "a10": Card(22.0, (8, 6)),
+    "4090": Card(23.6, (8, 9)),
+    "a100-40": Card(39.4, (8, 0)),
+    "a100": Card(79.1, (8, 0)),
+    "h100": Card(79.1, (9, 0)),
+    "h200": Card(139.8, (9, 0)),
 }
-"""GiB of memory that CUDA reports, by the card's name."""
 
 _UNITS = {
     f"{prefix}{end}": base**power
@@ -59,12 +66,12 @@ def show(options: argparse.Namespace) -> int:
     except ImportError as error:
         print(f"petiole: a plan needs 'petiole[worker]': {error}", file=sys.stderr)
         return 1
-    memory = int(CARDS[options.gpu] * 2**30) if options.gpu else options.memory
-    given = {"model": options.model, "device": "cuda" if options.gpu else options.device}
+    card = CARDS[options.gpu] if options.gpu else None
+    memory = int(card.memory * 2**30) if card else options.memory
+    given = {"model": options.model, "device": "cuda" if card else options.device}
     try:
-        sizes = dataclasses.asdict(
-            plan({name: value for name, value in given.items() if value}, memory, options.length)
-        )
+        known = {name: value for name, value in given.items() if value}
+        sizes = dataclasses.asdict(plan(known, memory, options.length, card and card.capability))
     except (OSError, ValueError) as error:  # about the model, a setting or the memory
         print(f"petiole: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -43,14 +43,15 @@ EIGHT_BIT_FLOATS = (8, 9)
 class CudaPlatform:
     """Implements `Platform`."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, known: tuple[int, int] | None = None) -> None:
+        """known: the compute capability of a card that is not here."""
         self.device = device
         self.place = device.torch_device
         self.kernels = FlashInferKernels()
         self.choose, self.accept = choose, accept
         self.dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         real = device.torch_device.type == "cuda"
-        self._capability = capability(device.torch_device) if real else EIGHT_BIT_FLOATS
+        self._capability = capability(device.torch_device) if real else known or EIGHT_BIT_FLOATS
         fp8: tuple[Quantization, ...] = ("fp8",) if self._capability >= EIGHT_BIT_FLOATS else ()
         self.quantizations: tuple[Quantization, ...] = ("none", *fp8, "int4")
         self.pinned = True

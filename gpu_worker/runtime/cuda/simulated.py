@@ -24,10 +24,11 @@ class _NoDevice(CudaDevice):
 
 
 class SimulatedCard(CudaPlatform):
-    """memory: of the card. left: what nothing has taken of it."""
+    """memory: of the card. left: what nothing has taken of it. capability: its compute capability; None: one that
+    multiplies all types."""
 
-    def __init__(self, memory: int, left: Callable[[], int]) -> None:
-        super().__init__(_NoDevice())
+    def __init__(self, memory: int, left: Callable[[], int], capability: tuple[int, int] | None = None) -> None:
+        super().__init__(_NoDevice(), capability)
         self._memory, self._left = memory, left
 
     def require(self, model: ModelPlan) -> None:

@@ -11,10 +11,15 @@ from petiole.gpu_worker.runtime.sizing import Served, Sizes, sizes_of
 from petiole.tasks.settings import settings
 
 
-def plan(given: Mapping[str, object], memory: int | None, length: int | None) -> Sizes:
+def plan(
+    given: Mapping[str, object],
+    memory: int | None,
+    length: int | None,
+    capability: tuple[int, int] | None = None,
+) -> Sizes:
     """What a worker with these settings needs, and what this memory serves. given: settings of the engine in place
     of the configured ones. See `sizes_of`."""
-    return sizes_of(EngineConfig(**{**settings().engine_options(), **given}), memory, length)
+    return sizes_of(EngineConfig(**{**settings().engine_options(), **given}), memory, length, capability)
 
 
 def served(model: str) -> Served:

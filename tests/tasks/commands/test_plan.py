@@ -61,6 +61,17 @@ def test_a_card_by_its_name(run: Run) -> None:
     assert (status, sizes["device"], sizes["memory_bytes"]) == (0, "cuda", 22 * 2**30)
 
 
+@pytest.mark.parametrize(("card", "status"), [("a100", 1), ("a10", 1), ("l4", 0), ("h100", 0)])
+def test_a_card_is_planned_as_its_worker_would_serve(
+    run: Run, monkeypatch: pytest.MonkeyPatch, card: str, status: int
+) -> None:
+    """Before capability 8.9 a card multiplies no eight-bit floats."""
+    monkeypatch.setenv("PETIOLE_WEIGHT_QUANTIZATION", "fp8")
+    code, _, err = run("petiole-tiny", "--gpu", card)
+    assert code == status
+    assert err == ("petiole: weight_quantization: must be none, int4 on this card, got fp8\n" if status else "")
+
+
 @pytest.mark.parametrize(
     ("text", "n_bytes"), [("24GiB", 24 * 2**30), ("1.5 gb", 1_500_000_000), ("4096", 4096), ("2KiB", 2048)]
 )
