@@ -1,8 +1,8 @@
-"""What the tests take over from the shell that starts them. A setting of its owner's would change what a test sees,
-and might lead a test to the Redis of a real fleet.
+"""What the tests take over from the shell that starts them. A setting of its owner's would change what a test
+sees, and might lead a test to the Redis of a real fleet.
 
-What the product reads is dropped, but for `KEPT`. The tests' own switches stay, as does what says where a machine has
-its programs, its files and its mirrors."""
+What the product reads is dropped, but for `KEPT`. The tests' own switches stay, as does what says where a machine
+has its programs, its files and its mirrors."""
 
 from __future__ import annotations
 
