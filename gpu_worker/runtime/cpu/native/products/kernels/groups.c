@@ -1,18 +1,30 @@
 /* Sums of a panel whose weights have scales by group (groups.h). */
 #include "groups.h"
 
+#include "tiles.h"
+#ifdef TILES
+#define APART 1
+#endif
 #include "slices.h"
 
 #define LARGEST 127.0f
 #define LEAST_PEAK 0x1p-100f /* inputs below are zeros */
 #define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
 
-/* Bytes of an input. */
-INLINE int64_t size_of_input(const Groups *g) { return g->inputs == INT8 ? ROUNDED : g->inputs == BF16 ? HALVES : FLOATS; }
+#ifdef TILES
+#define VECTORS_MOST 4 /* rows in bfloat16 that vectors of floats multiply; tiles multiply more */
+#else
+#define VECTORS_MOST 0
+#endif
+
+/* Bytes of an input of m rows. */
+INLINE int64_t size_of_input(const Groups *g, int64_t m) {
+  return g->inputs == INT8 ? ROUNDED : g->inputs == BF16 && m > VECTORS_MOST ? HALVES : FLOATS;
+}
 
 static GroupInputs group_inputs_at(const Linear *l, int64_t m, void *at) {
   const int64_t n = parts(l->k, run_of(l->groups)) * m;
-  float *sums = (float *)((char *)at + parts(l->k, KC) * m * KC * size_of_input(l->groups));
+  float *sums = (float *)((char *)at + parts(l->k, KC) * m * KC * size_of_input(l->groups, m));
   return (GroupInputs){at, sums, sums + n, (int32_t *)sums + 2 * n};
 }
 
@@ -49,23 +61,30 @@ INLINE float round_run(const float *x, int n, char *out, float *step) {
   return sum_part(sums);
 }
 
-/* A run of n inputs, number `at` among those of all rows. */
-INLINE void group_run(const Linear *l, const float *x, int n, char *numbers, int64_t at, const GroupInputs *to) {
+/* A run of n inputs, number `at` among those of all rows. size: bytes of an input */
+INLINE void group_run(const Linear *l, int64_t size, const float *x, int n, char *numbers, int64_t at, const GroupInputs *to) {
   const Groups *g = l->groups;
-  const int halves = half_inputs(l);
+  const int halves = size == HALVES;
   if (g->inputs == INT8) {
     to->sums[at] = round_run(x, n, numbers, to->steps + at);
     if (ROUNDED == BYTES) to->starts[at] = (int32_t)(g->values[0] * to->sums[at]);
     return;
   }
-  if (halves) narrow(x, n, (uint16_t *)numbers);
-  else memcpy(numbers, x, sizeof(float) * (size_t)n);
+  if (halves) {
+    narrow(x, n, (uint16_t *)numbers);
+    memset(numbers + n * HALVES, 0, (size_t)(run_of(g) - n) * HALVES); /* a tile has whole runs */
+  } else if (half_inputs(l)) {
+    uint16_t rounded[LONGEST_RUN];
+    narrow(x, n, rounded);
+    for (int i = 0; i < n; i += EIGHT)
+      for (int k = 0; k < EIGHT; k++) ((uint32_t *)numbers)[i + k] = (uint32_t)rounded[i + k] << 16;
+  } else memcpy(numbers, x, sizeof(float) * (size_t)n);
   if (g->zeros) to->sums[at] = sum_of(halves, numbers, n);
 }
 
 void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out) {
   const GroupInputs to = group_inputs_at(l, m, out);
-  const int64_t run = run_of(l->groups), size = size_of_input(l->groups);
+  const int64_t run = run_of(l->groups), size = size_of_input(l->groups, m);
   char *numbers = to.numbers;
   for (int64_t from = 0; from < l->k; from += KC)
     for (int64_t j = 0; j < m; j++, numbers += KC * size)
@@ -73,12 +92,20 @@ void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void 
         const int64_t n = smaller(run, l->k - i), at = i / run * m + j;
         const float *in = x + j * ldx + i;
         char *to_run = numbers + (i - from) * size;
-        if (n == LONGEST_RUN) group_run(l, in, LONGEST_RUN, to_run, at, &to); /* a constant */
-        else group_run(l, in, (int)n, to_run, at, &to);
+        if (n == LONGEST_RUN) group_run(l, size, in, LONGEST_RUN, to_run, at, &to); /* a constant */
+        else group_run(l, size, in, (int)n, to_run, at, &to);
       }
 }
 
-#ifdef DOT
+#ifdef TILES
+static void panel_of_halves(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc,
+                            Workspace *b) {
+  if (m > VECTORS_MOST) panel_on_tiles(l, p, m, x, c, ldc, b);
+  else {
+    OF_KINDS_AND_ALONE(FLOATS)
+  }
+}
+#elif defined(DOT)
 static void panel_of_halves(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc,
                             Workspace *b) {
   OF_KINDS_AND_ALONE(HALVES)

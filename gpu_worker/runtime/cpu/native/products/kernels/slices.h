@@ -1,9 +1,7 @@
 /* Panels of weights by group (groups.h), in slices of inputs. Two files compute them, and compile beside each other. */
 #pragma once
-#include "../packed/codes.h"
 #include "../packed/pack.h"
-
-#define AHEAD 4096 /* bytes: codes that are prefetched */
+#include "groups.h"
 
 /* Beside at most DIRECT rows codes become numbers in registers, for FEW rows at a time. Beside more they do once for all
  * rows, in memory that the first cache holds: WIDENED bytes. Registers hold the sums and totals of SOME rows, but the totals
@@ -18,6 +16,9 @@
 #define SOME 3
 #endif
 #define MOST (FEW > SOME ? FEW : SOME)
+#ifndef APART
+#define APART 0 /* whether even and odd terms are added up apart, as tiles do */
+#endif
 #define LONGEST_RUN 32
 #define WIDENED 16384
 
@@ -46,7 +47,7 @@ INLINE void two_of(int kind, int size, const Groups *g, const char *w, int i, vp
 }
 
 INLINE void prefetch_ahead(int kind, const char *w, int i) {
-  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + AHEAD, 0, 3);
+  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + CODES_AHEAD, 0, 3);
 }
 
 /* sums += inputs i, one of each row, times values, or inputs i and i + 1 times pairs of them. */
@@ -70,7 +71,7 @@ INLINE void add_input(int size, int mb, int odd, const char *x, int i, vp values
 
 /* sums += those of n inputs, a multiple of EIGHT */
 INLINE void sum_codes(int kind, int size, int mb, int n, const Groups *g, const char *x, const char *w,
-                      vp sums[MOST][PARTS]) {
+                      vp sums[1 + APART][MOST][PARTS]) {
   for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
     for (int k = 0; k < EIGHT; k += 2) {
@@ -78,7 +79,7 @@ INLINE void sum_codes(int kind, int size, int mb, int n, const Groups *g, const 
       prefetch_ahead(kind, w, k);
       two_of(kind, size, g, w, k, values);
 #pragma GCC unroll 2
-      for (int odd = 0; odd < size / 2; odd++) add_input(size, mb, odd, x, i + k + odd, values, sums);
+      for (int odd = 0; odd < size / 2; odd++) add_input(size, mb, odd, x, i + k + odd, values, sums[APART & odd]);
     }
 }
 
@@ -113,7 +114,7 @@ INLINE void codes_at(int widened, const char *w, Codes codes[2]) {
 
 INLINE void widen_bytes_of(int n, const char *w, Codes *out) {
   for (int i = 0; i < n * PANEL / 2; i += BY_SHUFFLE, out += 2) {
-    __builtin_prefetch(w + i + AHEAD, 0, 3);
+    __builtin_prefetch(w + i + CODES_AHEAD, 0, 3);
     codes_at(0, w + i, out);
   }
 }
@@ -126,7 +127,7 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
   for (int i = 0; i < n; i += 4, w += BY_SHUFFLE * (1 + widened)) {
     Codes codes[2];
     codes_at(widened, w, codes);
-    if (!widened) __builtin_prefetch(w + AHEAD, 0, 3);
+    if (!widened) __builtin_prefetch(w + CODES_AHEAD, 0, 3);
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
       int32_t four;
@@ -176,14 +177,6 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
 
 /* ---------------------------------------------------------------- slices */
 
-/* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs; the step of those
- * that are rounded, and where the sum of bytes starts: a value is the first one plus its code. */
-typedef struct {
-  char *numbers;
-  float *sums, *steps;
-  int32_t *starts;
-} GroupInputs;
-
 /* Inputs from number `from` on, n of them: whole runs, or the last ones. For each run and row what GroupInputs has, where it
  * is needed, or null. apart: from one run to the next */
 typedef struct {
@@ -216,7 +209,7 @@ INLINE void add_slice(int widened, int kind, int size, int scales, int mb, const
   for (int i = 0; i < s->n; i += s->run, w += s->run / EIGHT * step) {
     const int n = (int)smaller(s->run, s->n - i);
     const char *in = x + i * size;
-    vp sums[MOST][PARTS] = {0};
+    vp sums[1 + APART][MOST][PARTS] = {0};
 #ifdef BY_BYTES
     if (size == BYTES) {
       vpi integers[MOST][PARTS];
@@ -228,10 +221,10 @@ INLINE void add_slice(int widened, int kind, int size, int scales, int mb, const
 #pragma GCC unroll 16
       for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) sums[j][part] = __builtin_convertvector(integers[j][part], vp);
+        for (int part = 0; part < PARTS; part++) sums[0][j][part] = __builtin_convertvector(integers[j][part], vp);
     } else
 #endif
-    if (widened) sum_numbers(size, mb, n, in, (const float *)w, sums);
+    if (widened) sum_numbers(size, mb, n, in, (const float *)w, sums[0]);
     else if (scales != ANY && n == LONGEST_RUN) {
 #pragma GCC unroll 4
       for (int k = 0; k < LONGEST_RUN; k += EIGHT)
@@ -249,7 +242,7 @@ INLINE void add_slice(int widened, int kind, int size, int scales, int mb, const
       }
 #pragma GCC unroll 16
       for (int j = 0; j < mb; j++) {
-        vp total = sums[j][part];
+        vp total = APART ? sums[0][j][part] + sums[APART][j][part] : sums[0][j][part];
         if (zeros_at && !offsets) total = add_times_part(total, -zeros, splat_part(inputs[j]));
         if (steps) total *= splat_part(steps[j]);
         const vp added = zeros_at && offsets ? zeros * splat_part(steps ? inputs[j] * steps[j] : inputs[j]) : (vp){0};

@@ -30,18 +30,25 @@
 #define FEW 2           /* this many inputs, or one, vectors multiply */
 #define BEHIND 6144     /* bytes: the weights that lie this far after those that are read are prefetched */
 
-/* The compiler does not know that instructions on tiles read and write memory. */
-#define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
-
-void fit_tiles(int64_t m) {
-  const uint8_t first = (uint8_t)smaller(m, SIDE), second = (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE);
+/* Of two tiles of inputs and their sums the rows, and the terms that a row of inputs holds. */
+static void fit(uint8_t first, uint8_t second, uint8_t terms) {
+  const uint8_t x = (uint8_t)(2 * terms), pairs = terms / 2;
   const struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {first, first, second, second, first, second, SIDE, SIDE}};
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, pairs, pairs}};
   SETTLE_MEMORY();
   _tile_loadconfig(&tiles);
+}
+
+void fit_tiles(int64_t m) {
+  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), DEPTH);
+}
+
+void fit_runs(int64_t m, int64_t run) {
+  const uint8_t rows = (uint8_t)smaller(m, SIDE);
+  fit(rows, rows, (uint8_t)run);
 }
 
 uint32_t begin_tiles(void) {

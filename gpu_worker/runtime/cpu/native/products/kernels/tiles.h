@@ -39,6 +39,12 @@ void end_tiles(uint32_t before);
  * inputs or more they have all their rows, as after begin_tiles; `multiply_tiles` expects that. */
 void fit_tiles(int64_t m);
 
+/* The same where every tile of inputs has the same rows, of `run` terms: see group_tiles.c. */
+void fit_runs(int64_t m, int64_t run);
+
+/* The compiler does not know that instructions on tiles read and write memory. */
+#define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
+
 /* c [m, PANEL] (+)= x [m, n DEPTH] w. c has whole tiles of rows. w: pairs of bfloat16, [n][2][SIDE][SIDE][2]: of DEPTH
  * terms those to the first SIDE outputs, then those to the others. */
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
