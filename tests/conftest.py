@@ -23,8 +23,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import trials
+from tests.support.outside import shut_out
 from tests.support.trials import is_slow
 
+shut_out()
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "100")

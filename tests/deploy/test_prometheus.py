@@ -22,7 +22,7 @@ from petiole.tasks.wire.keys import SENT_HEADER
 from tests.deploy.test_monitoring import HERE, asked, metrics_in, renderer
 from tests.support.gateway import Gateway
 from tests.support.scraping import exporter, samples_of
-from tests.support.site import Site, eventually
+from tests.support.site import NO_DISKS, Site, eventually
 from tests.support.watched import free_ports
 
 pytestmark = pytest.mark.e2e
@@ -83,7 +83,7 @@ def watched(site: Site) -> Iterator[tuple[Prometheus, set[str]]]:
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
 def test_each_panel_has_figures_and_no_alert_is_raised(tmp_path: Path) -> None:
-    with Site(tmp_path, PETIOLE_DRAIN_SECONDS=0) as site:
+    with Site(tmp_path, PETIOLE_DRAIN_SECONDS=0, **NO_DISKS) as site:
         site.worker()
         with watched(site) as (prometheus, scraped):
             empty = []
@@ -96,4 +96,5 @@ def test_each_panel_has_figures_and_no_alert_is_raised(tmp_path: Path) -> None:
             assert empty == []
             rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
             assert {rule["health"] for rule in rules} == {"ok"}
-            assert prometheus.ask("alerts")["alerts"] == []
+            raised = [one for one in prometheus.ask("alerts")["alerts"] if one["state"] == "firing"]
+            assert raised == [], "one that is pending may be a busy machine's"

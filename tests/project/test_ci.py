@@ -41,8 +41,8 @@ def run(folder: Path, *, fails: str, again: int = 0, lint: str = "passes") -> su
     shutil.copy(CI, folder / ".ci" / "run")
     program(folder / ".venv/bin/python", PYTHON.replace("{python}", sys.executable))
     program(folder / "bin/make", MAKE)
-    for server in ("redis-server", "rabbitmq-server"):
-        program(folder / "bin" / server, "#!/usr/bin/env bash\n")
+    for tool in ("redis-server", "rabbitmq-server", "promtool"):
+        program(folder / "bin" / tool, "#!/usr/bin/env bash\n")
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     return subprocess.run(
         [folder / ".ci/run"],

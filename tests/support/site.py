@@ -35,6 +35,8 @@ from tests.support import nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
+NO_DISKS = {"PETIOLE_BATCH_FILES": "/nowhere", "HF_HUB_CACHE": "/nowhere"}
+"""Settings of a worker that needs room on no disk: this machine's own may be nearly full."""
 PERSISTENT = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
 
 

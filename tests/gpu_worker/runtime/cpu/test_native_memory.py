@@ -65,4 +65,4 @@ def test_too_little_memory_is_an_error_of_the_step_wherever_it_runs_out(checkpoi
     *refused, last = run.stdout.splitlines()
     assert last == "done"
     assert all("allocate" in said for said in refused)
-    assert len(set(refused)) >= 3, "at several places"
+    assert len(set(refused)) >= 2, "at several places: a free part of the heap may have room for the smallest"
