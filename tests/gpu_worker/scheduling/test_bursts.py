@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from petiole.gpu_worker.scheduling.priorities.preemption import Holder, Need, Room, giving_way
+from petiole.gpu_worker.scheduling.planning.relief import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from tests.support.stepped import Bench, sequence
 from tests.support.trials import examples
