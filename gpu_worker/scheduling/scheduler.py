@@ -392,7 +392,7 @@ class Scheduler:
             seq.finalized = True
             while not seq.is_idle:
                 seq.discard()
-            if seq.blocks is not None:
+            if seq.allocation is not None:
                 state.give_back(seq)
         state.clear()
 
@@ -410,7 +410,7 @@ class Scheduler:
         for seq in known:
             steps = steps_of[seq]
             assert seq.inflight_refs == steps <= seq.max_outstanding, f"I4: {seq} is in {steps} steps"
-            assert seq.blocks is not None, f"I7: {seq} has lost its row"
+            assert seq.allocation is not None, f"I7: {seq} has lost its row"
         rows = {seq.row for seq in known}
         assert len(rows) == len(known), "two sequences share a row"
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"

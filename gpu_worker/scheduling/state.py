@@ -315,7 +315,7 @@ class SchedulerState:
         self.faults.surely(self._settle, seq)
 
     def _settle(self, seq: ScheduledSequence) -> None:
-        if not seq.is_idle or seq.blocks is None:
+        if not seq.is_idle or seq.allocation is None:
             return
         if seq.finalized:
             self.give_back(seq)

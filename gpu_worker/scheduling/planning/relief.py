@@ -37,7 +37,7 @@ class Need:
 
     @property
     def waits(self) -> bool:
-        return self.seq.blocks is None
+        return self.seq.allocation is None
 
     def outranks(self, other: ScheduledSequence) -> bool:
         rank, below = self.seq.rank, other.rank

@@ -184,7 +184,7 @@ def test_those_that_would_wait_for_an_adapter_take_no_rows() -> None:
 
 
 def held(seq: ScheduledSequence, pages: int, reserved: int = 0) -> Holder:
-    seq.blocks = object()  # type: ignore[assignment]
+    seq.allocation = object()  # type: ignore[assignment]
     return Holder(seq, pages, reserved)
 
 
