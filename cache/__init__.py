@@ -7,7 +7,6 @@ line may import what stands below it.
     allocation  the KV of running sequences: takes and releases locks, rows and pages
     prefix/     the prefix caches: which cached pages a prompt can use again
     pages/      the page pool and the page table: who owns a page, which row maps it
-    chunk_keys  keys of chunks by content, for KV that is kept outside of the process
     namespace   the inputs besides tokens on which KV depends
     tokens      cache tokens: the identity of the input at a position
     exceptions  what a caller's mistake or a broken invariant raises

@@ -38,7 +38,7 @@ OnFatal = Callable[[BaseException], None]
 L = TypeVar("L", bound=CommandLoop)
 
 
-class Model(Protocol):
+class ServedModel(Protocol):
     """What is asked of a model here; a runtime is one."""
 
     @property
@@ -61,7 +61,7 @@ class OpenRequests(Generic[L]):
         config: EngineConfig,
         controller: Controller,
         preparer: Preparer,
-        model: Model,
+        model: ServedModel,
         make_loop: Callable[[Deliver, OnFatal], L],
         on_fatal: OnFatal,
         tracer: Tracer = NO_TRACE,

@@ -8,8 +8,7 @@ skills       skill calls as conversations; points and boxes from JSON that a sch
 embeddings   checks requests for embeddings and scores by what the model does, and tokenizes their texts
 pairs        two texts as the tokens that a model gives a score to
 truncation   leaves tokens of a prompt out that is too long, where its request says so
-lengths      refuses what is too long for the context or the KV cache
-tokens       checks a prompt's tokens, values and images
+tokens       checks a prompt's tokens, values and images, and refuses what is too long
 output       where a request's output is collected, from its preparation on
 videos       from frames, or a video's file, to images and to what is written for them
 images       from an image's file to a picture: formats, limits, rules

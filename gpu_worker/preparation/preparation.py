@@ -22,11 +22,18 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import BannedState, Bans, ConstraintState, SkillConstraint, spellings
 from petiole.gpu_worker.constraints.calls import shortest
 from petiole.gpu_worker.exceptions import AdapterChanged, InvalidRequest, require
-from petiole.gpu_worker.preparation import lengths
 from petiole.gpu_worker.preparation.embeddings import TextInputs, TextRequests
 from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.prompts import PromptInputs, PromptReader, Reading, no_tokenizer
-from petiole.gpu_worker.preparation.tokens import InputTokens, resumed_tokens
+from petiole.gpu_worker.preparation.tokens import (
+    InputTokens,
+    check_fits,
+    check_output,
+    check_prompt,
+    check_scores,
+    context_of,
+    resumed_tokens,
+)
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, check_images
 from petiole.gpu_worker.request.values import Numbers
@@ -98,13 +105,13 @@ class Preparer:
         prompt = given.ids
         check_tokens(request.sampling, self.limits.vocab_size)
         request, bans = self._banning(request)
-        lengths.check_output(request, len(resumed.ids), self.limits)
+        check_output(request, len(resumed.ids), self.limits)
         self._check_adapter(request)
-        lengths.check_scores(request, given, self.limits)
-        context = lengths.context_of(request, given, self.limits)
+        check_scores(request, given, self.limits)
+        context = context_of(request, given, self.limits)
         rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), context)
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
-        lengths.check_fits(len(prompt), rules.max_output_tokens, self.limits)
+        check_fits(len(prompt), rules.max_output_tokens, self.limits)
         constraint, tokenizer = self._constraint(request, given, resumed, bans), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text and not request.pooled else None
         words = [token for token in prompt if token != IMAGE]
@@ -175,7 +182,7 @@ class Preparer:
         subject = PromptReader(self.config, self.limits, self.tokenizer, self.eos_token_ids).of(request)
         tokens, field = subject.prompt.ids, subject.field
         check_images(subject.prompt.images, subject.prompt.n_images, self.limits.images)
-        lengths.check_prompt(subject.prompt, field, self.limits)
+        check_prompt(subject.prompt, field, self.limits)
         last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
         require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
         return subject
@@ -260,7 +267,7 @@ class Preparer:
         if self.tokenizer is None or not value.get("calls"):
             return constraint
         limit = request.sampling.max_tokens
-        most = lengths.context_of(request, given, self.limits) - len(given.ids) if limit == "rest" else limit
+        most = context_of(request, given, self.limits) - len(given.ids) if limit == "rest" else limit
         call = len(self.tokenizer.encode(shortest(value), add_special_tokens=False))
         require(most >= call, "max_tokens", f"must be at least {call}, the tokens of the shortest call", most)
         return self._with_budget(constraint, value, most, call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class ScheduleError(RuntimeError):
@@ -73,17 +73,3 @@ class Operation(NamedTuple):
     state: SequenceState
     n_positions: int
     max_yield: int
-
-
-class Blocks(Protocol):
-    """The pages of one sequence. Implemented by `cache.KVAllocation`."""
-
-    @property
-    def kv_capacity(self) -> int:
-        """Positions that the pages cover."""
-
-    def reserve(self, kv_length: int) -> bool:
-        """Cover the first `kv_length` positions. Returns False, with nothing changed, if pages do not suffice."""
-
-    def trim(self, kv_length: int) -> int:
-        """Free the pages that lie wholly beyond `kv_length` positions. Returns their number."""

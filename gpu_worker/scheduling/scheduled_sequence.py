@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from petiole.cache import CacheNamespace, CacheToken, CacheTokens, ImageToken, KVAllocation
+from petiole.cache import CacheNamespace, CacheToken, CacheTokens, ImageToken
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import ImageLimits, Region, RequestImage, rotary_positions
 from petiole.gpu_worker.request.values import Numbers, ValueKinds
@@ -84,19 +84,18 @@ FIRST, DEFAULTS, NOBODY = Arrival(), Resolved(), Followers()
 class ScheduledSequence(SchedulableSequence):
     """The sequence of one accepted request.
 
-    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot. `allocation`: its row
-    and pages, or None. `expected_reuse`: cached KV positions at admission's first look-up, None before that.
-    `suspect`: whether a launch with it left the books wrong. `preempting`: no further steps are planned; the
-    row is released once no operation is outstanding. `numbers`: what its tokens carry, by position, for those
-    that carry any. `values`: the model's kinds of values. `images`: by the position where each begins;
-    `regions`: the regions of the images, or all of it. `features`: the runtime's key of each image whose
-    encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None if
-    rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
-    `rotary_offset`. `tiered`, `chunk_keys`, `n_copied`, `load`: see `kv_tier.TieredSequence`.
-    `n_drafter_knows`: the number of generated tokens that its drafter got; `drafts_from`: the number from which
-    on it gets the others, and is asked. `scored`: the number of tokens of the prompt whose log-probabilities are
-    delivered or on their way. `draft_tokens`, `accepted_draft_tokens`: of its verifications. Times (`*_s`) are
-    seconds of `time.perf_counter`."""
+    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot. `expected_reuse`: cached
+    KV positions at admission's first look-up, None before that. `suspect`: whether a launch with it left the books
+    wrong. `preempting`: no further steps are planned; the row is released once no operation is outstanding.
+    `numbers`: what its tokens carry, by position, for those that carry any. `values`: the model's kinds of values.
+    `images`: by the position where each begins; `regions`: the regions of the images, or all of it. `features`:
+    the runtime's key of each image whose encoding has been launched and not used yet, by the same position.
+    `rotary`: int32 [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt, a rotary
+    position is its KV index plus `rotary_offset`. `tiered`, `chunk_keys`, `n_copied`, `load`: see
+    `kv_tier.TieredSequence`. `n_drafter_knows`: the number of generated tokens that its drafter got;
+    `drafts_from`: the number from which on it gets the others, and is asked. `scored`: the number of tokens of the
+    prompt whose log-probabilities are delivered or on their way. `draft_tokens`, `accepted_draft_tokens`: of its
+    verifications. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "accepted_draft_tokens",
@@ -190,28 +189,24 @@ class ScheduledSequence(SchedulableSequence):
     @property
     def is_planned(self) -> bool:
         """Whether it has a row and goes on."""
-        return self.blocks is not None and not self.preempting and not self.finalized
-
-    @property
-    def allocation(self) -> KVAllocation | None:
-        return self.blocks if isinstance(self.blocks, KVAllocation) else None
+        return self.allocation is not None and not self.preempting and not self.finalized
 
     @property
     def reused(self) -> int:
         """Number of cached positions with which it got its row. Its first step begins there."""
-        assert self.blocks is not None, "a sequence without a row"
-        return self.blocks.reused  # type: ignore[attr-defined, no-any-return]
+        assert self.allocation is not None, "a sequence without a row"
+        return self.allocation.reused
 
     @property
     def published(self) -> int:
         """Number of positions that others can match now."""
-        assert self.blocks is not None, "a sequence without a row"
-        return self.blocks.published  # type: ignore[attr-defined, no-any-return]
+        assert self.allocation is not None, "a sequence without a row"
+        return self.allocation.published
 
     @property
     def row(self) -> int:
-        assert self.blocks is not None, "a sequence without a row"
-        return self.blocks.row  # type: ignore[attr-defined, no-any-return]
+        assert self.allocation is not None, "a sequence without a row"
+        return self.allocation.row
 
     @property
     def wants_scores(self) -> bool:

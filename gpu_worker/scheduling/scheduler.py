@@ -89,7 +89,7 @@ class Scheduler:
         try:
             return self.planner.schedule_step(pipeline, now)
         except Exception as error:  # a plan changes nothing but by steps that are whole in themselves
-            self.state.doubt(error)
+            self.state.faults.doubt(error)
             self.state.audit()
             return self.planner.schedule_step(pipeline, now)
 
@@ -110,15 +110,15 @@ class Scheduler:
         self.runtime.launch_forward(slot_id, payload.batch)
         state, counters = self.state, self.state.counters
         counters.steps += 1
-        state.surely(self.manager.table.on_sent, payload.batch.rows)
+        state.faults.surely(self.manager.table.on_sent, payload.batch.rows)
         if isinstance(self.manager.table, GroupedTable):
-            state.surely(self._slide, self.manager.table, payload.batch)
-        state.surely(self.planner.on_launch, plan)
+            state.faults.surely(self._slide, self.manager.table, payload.batch)
+        state.faults.surely(self.planner.on_launch, plan)
         if plan.n_chunks:
             counters.prefill_steps += 1
             counters.prompt_tokens += int(payload.batch.lengths[plan.n_decodes :].sum())
             for seq in plan.chunks:
-                state.surely(self._on_chunk, seq)
+                state.faults.surely(self._on_chunk, seq)
         state.audit()
         return handle
 
@@ -178,10 +178,10 @@ class Scheduler:
                     if seq.allocation is not None and seq.allocation.stale and not seq.preempting:
                         state.preempt(seq)
         except Exception as error:
-            state.distrust(error)
+            state.faults.distrust(error)
             outcome = outcome if isinstance(outcome, Exception) else error  # the first one is the cause
         if isinstance(outcome, Exception):
-            state.doubt(outcome)
+            state.faults.doubt(outcome)
             if not state.audit():
                 self._suspect(plan, outcome)
         return outcome
@@ -244,7 +244,7 @@ class Scheduler:
                         if seq.allocation is not None:
                             self.state.tier.follow(seq, seq.allocation)
             except Exception as error:  # shared less
-                self.state.doubt(error)
+                self.state.faults.doubt(error)
         self.state.audit()
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
@@ -392,7 +392,7 @@ class Scheduler:
             seq.finalized = True
             while not seq.is_idle:
                 seq.discard()
-            if seq.blocks is not None:
+            if seq.allocation is not None:
                 state.give_back(seq)
         state.clear()
 
@@ -410,7 +410,7 @@ class Scheduler:
         for seq in known:
             steps = steps_of[seq]
             assert seq.inflight_refs == steps <= seq.max_outstanding, f"I4: {seq} is in {steps} steps"
-            assert seq.blocks is not None, f"I7: {seq} has lost its row"
+            assert seq.allocation is not None, f"I7: {seq} has lost its row"
         rows = {seq.row for seq in known}
         assert len(rows) == len(known), "two sequences share a row"
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"

@@ -46,10 +46,10 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from petiole.cache import KVAllocation
 from petiole.gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
-    Blocks,
     GenerationComplete,
     MissingTokenOnFinalChunk,
     NotIdle,
@@ -80,14 +80,14 @@ def _decode(n_positions: int) -> Operation:
 class SchedulableSequence:
     """The state machine. `tokens` is the prompt, `generated` the output tokens that are known already.
 
-    `num_known_tokens`: generated tokens known when the current prefill began. `blocks` is set by
+    `num_known_tokens`: generated tokens known when the current prefill began. `allocation` is set by
     `match_and_add_prefix`; without it, memory is unlimited (used by tests). `keeps_state`: whether a
     rejected draft takes the drafts before it back, too: see the module. `goes_ahead`: whether operations may be
     scheduled behind a speculative one.
     """
 
     __slots__ = (
-        "blocks",
+        "allocation",
         "finalized",
         "generated",
         "goes_ahead",
@@ -123,7 +123,7 @@ class SchedulableSequence:
         self.finalized = False
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
-        self.blocks: Blocks | None = None
+        self.allocation: KVAllocation | None = None
         self.outstanding: deque[Operation] = deque()
 
     # ------------------------------------------------------------ derived
@@ -241,7 +241,7 @@ class SchedulableSequence:
 
     # ------------------------------------------------------------ pages
 
-    def match_and_add_prefix(self, blocks: Blocks | None, n_cached: int) -> int:
+    def match_and_add_prefix(self, allocation: KVAllocation | None, n_cached: int) -> int:
         """Attach pages whose first `n_cached` positions hold KV already, at first or again after `release`: the
         others are computed. Returns `n_cached`."""
         if self.outstanding or self.kv_position:
@@ -250,7 +250,7 @@ class SchedulableSequence:
             raise PrefillOverrun(
                 f"{n_cached} cached positions, a target of {self.prefill_target}: compute at least 1"
             )
-        self.blocks = blocks
+        self.allocation = allocation
         self.kv_position = n_cached
         return n_cached
 
@@ -259,7 +259,7 @@ class SchedulableSequence:
         still write to the pages."""
         if self.outstanding:
             raise NotIdle(f"{len(self.outstanding)} operations are outstanding")
-        self.blocks = None
+        self.allocation = None
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
 
@@ -351,8 +351,8 @@ class SchedulableSequence:
             behind = outstanding[0]
             outstanding[0] = behind._replace(n_positions=behind.n_positions + self.tail_tokens - 1)
         computed = max(self.total_tokens - 1, self.scheduled_position)
-        if self.blocks is not None and self.blocks.kv_capacity > computed:
-            self.blocks.trim(computed)
+        if self.allocation is not None and self.allocation.kv_capacity > computed:
+            self.allocation.trim(computed)
 
     def discard(self) -> None:
         """Remove the oldest operation of a finalized sequence and ignore its outputs."""
@@ -365,8 +365,8 @@ class SchedulableSequence:
     # ------------------------------------------------------------ internal
 
     def _cover(self, n_positions: int) -> None:
-        blocks = self.blocks
-        if blocks is not None and blocks.kv_capacity < n_positions and not blocks.reserve(n_positions):
+        own = self.allocation
+        if own is not None and own.kv_capacity < n_positions and not own.reserve(n_positions):
             raise AllocationFailed(f"no pages for position {n_positions - 1}")
 
     def _oldest(self, state: SequenceState) -> Operation:

@@ -18,8 +18,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple, ParamSpec
 
-from sortedcontainers import SortedDict
-
 from petiole.cache import KVAllocation, KVCacheManager
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import AdapterError, InvalidRequest, failed
@@ -30,6 +28,7 @@ from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.priorities.admission import (
     Cut,
+    Deadlines,
     ImageCropping,
     ResidentAdapters,
     WaitingQueue,
@@ -111,8 +110,68 @@ class Counters:
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
 
+class Faults:
+    """Faults of the host, and whether the books of the pages are right after one.
+
+    What may have been interrupted in the middle of a change is noted by `doubt`. `put_right` then checks the
+    books, once for all that was noted."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._manager = manager
+        self.doubtful = self._distrusted = False
+
+    def surely(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make a change that may be begun again. It is, if it raises; a second error is the caller's."""
+        try:
+            change(*args, **kwargs)
+        except Exception as error:
+            self.doubt(error)
+            change(*args, **kwargs)
+
+    def doubt(self, error: BaseException) -> None:
+        """Note a fault in something that may have changed the books."""
+        if not isinstance(error, (InvalidRequest, AdapterError)):
+            logger.error("a fault while sequences or their pages changed", exc_info=error)
+            self.doubtful = True
+
+    def distrust(self, error: BaseException) -> None:
+        """Note that a launch could not be undone. The cache may have KV that nothing has computed: `put_right`
+        forgets it, even if the books are right."""
+        logger.error("a launch could not be undone", exc_info=error)
+        self.doubtful = self._distrusted = True
+
+    def put_right(self) -> bool:
+        """Check the books of the pages. If they are wrong, sequences keep what they hold, and the cache forgets
+        everything else. If even that cannot be known, all pages are free and nothing is cached from now on; this
+        returns False: the sequences with rows must start anew. Steps in flight may still use the pages: what later
+        steps write there, they write afterwards."""
+        right = not self._distrusted and (self._are_right() or self._mended())
+        self.doubtful = self._distrusted = False
+        if not right:
+            self._manager.reset()
+        return right
+
+    def _are_right(self) -> bool:
+        try:
+            self._manager.check()
+            self._manager.check_running()
+        except Exception as error:
+            logger.error("the books of the pages are wrong after a fault", exc_info=error)
+            return False
+        return True
+
+    def _mended(self) -> bool:
+        try:
+            self._manager.mend()
+        except Exception as error:
+            logger.error("the books cannot be mended: all sequences start anew", exc_info=error)
+            return False
+        logger.warning("the books of the pages are mended: what no sequence used is cached no longer")
+        return True
+
+
 class SchedulerState:
-    """All sequences and their transitions. Owned by the engine thread."""
+    """All sequences and their transitions. Owned by the engine thread. `faults`: of the host; `audit` follows."""
 
     def __init__(
         self,
@@ -136,8 +195,8 @@ class SchedulerState:
         self.tier = tier
         self.counters = Counters()
         self.emissions: list[Emission] = []
-        self._doubtful = self._distrusted = False
-        self._deadlines: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
+        self.faults = Faults(manager)
+        self._deadlines = Deadlines()
 
     @property
     def num_allocated(self) -> int:
@@ -215,8 +274,7 @@ class SchedulerState:
         seq.scheduled_s = now
         seq.cached_prompt_tokens = min(reused, seq.num_input_tokens)
         self.counters.image_hits += sum(begin < reused for begin in seq.images)
-        if seq.request.deadline_s is not None:
-            self._deadlines[_deadline(seq)] = seq
+        self._deadlines.add(seq)
         self.emissions.append(Admitted(seq))
 
     # ------------------------------------------------------------ end and preemption
@@ -232,12 +290,11 @@ class SchedulerState:
 
     def leave(self, seq: ScheduledSequence) -> None:
         """Remove a finalized sequence from all lists, as far as it is there."""
-        self.surely(self._leave, seq)
+        self.faults.surely(self._leave, seq)
         self.settle(seq)
 
     def _leave(self, seq: ScheduledSequence) -> None:
-        if seq.request.deadline_s is not None and seq.scheduled_s is not None:
-            self._deadlines.pop(_deadline(seq), None)
+        self._deadlines.drop(seq)
         self.waiting.remove(seq)
         seq.load = None
         self._forget(seq)
@@ -255,10 +312,10 @@ class SchedulerState:
 
     def settle(self, seq: ScheduledSequence) -> None:
         """Release the row of a finalized or preempted sequence if no operation is outstanding."""
-        self.surely(self._settle, seq)
+        self.faults.surely(self._settle, seq)
 
     def _settle(self, seq: ScheduledSequence) -> None:
-        if not seq.is_idle or seq.blocks is None:
+        if not seq.is_idle or seq.allocation is None:
             return
         if seq.finalized:
             self.give_back(seq)
@@ -284,15 +341,15 @@ class SchedulerState:
                 self.tier.save(seq, allocation)
                 self.tier.touch(seq, seq.cached_prompt_tokens or 0)
         except Exception as error:
-            self.doubt(error)
-        self.surely(self._discard, allocation)
+            self.faults.doubt(error)
+        self.faults.surely(self._discard, allocation)
         if seq.adapter_slot:
-            self.surely(self.adapters.release, seq.adapter_key)
+            self.faults.surely(self.adapters.release, seq.adapter_key)
             seq.adapter_slot = 0
         if seq.features:
-            self.surely(self.forget_images, list(seq.features.values()))
+            self.faults.surely(self.forget_images, list(seq.features.values()))
             seq.features.clear()
-        self.surely(seq.release)
+        self.faults.surely(seq.release)
 
     @staticmethod
     def _discard(allocation: KVAllocation) -> None:
@@ -304,50 +361,25 @@ class SchedulerState:
         self.prefilling.clear()
         self.running.clear()
         self.waiting = WaitingQueue()
-        self._deadlines.clear()
+        self._deadlines = Deadlines()
 
     # ------------------------------------------------------------ faults of the host
 
-    def surely(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make a change that may be begun again. It is, if it raises; a second error is the caller's."""
-        try:
-            change(*args, **kwargs)
-        except Exception as error:
-            self.doubt(error)
-            change(*args, **kwargs)
-
-    def doubt(self, error: BaseException) -> None:
-        """Note a fault in something that may have changed the books: `audit` checks them."""
-        if not isinstance(error, (InvalidRequest, AdapterError)):
-            logger.error("a fault while sequences or their pages changed", exc_info=error)
-            self._doubtful = True
-
-    def distrust(self, error: BaseException) -> None:
-        """Note that a launch could not be undone. The cache may have KV that nothing has computed: `audit` forgets
-        it, even if the books are right."""
-        logger.error("a launch could not be undone", exc_info=error)
-        self._doubtful = self._distrusted = True
-
     def spoil(self, seq: ScheduledSequence, error: Exception) -> None:
         """`fail` after a fault that may have come while the request ended."""
-        self.doubt(error)
+        self.faults.doubt(error)
         if seq.finalized:
             self.leave(seq)
         else:
             self.fail(seq, error)
 
     def audit(self) -> bool:
-        """After a fault, check the books of the pages. If they are wrong, sequences keep what they hold, and the
-        cache forgets everything else. If even that cannot be known, all pages are free and nothing is cached from
-        now on, and the sequences with rows start anew; their tokens stay the same. Steps in flight may still use
-        the pages: what later steps write there, they write afterwards. Returns False if sequences start anew."""
-        if not self._doubtful:
+        """After a fault, put the books of the pages right. Returns False if that takes all pages: then the
+        sequences with rows start anew; their tokens stay the same."""
+        if not self.faults.doubtful:
             return True
-        right = not self._distrusted and (self._books_are_right() or self._mended())
-        self._doubtful = self._distrusted = False
-        if not right:
-            self.manager.reset()
-            self.counters.resets += 1
+        right = self.faults.put_right()
+        self.counters.resets += not right
         for seq in self.active:
             if seq.preempting:
                 self.settle(seq)
@@ -355,43 +387,14 @@ class SchedulerState:
                 self.preempt(seq)
         return right
 
-    def _books_are_right(self) -> bool:
-        try:
-            self.manager.check()
-            self.manager.check_running()
-        except Exception as error:
-            logger.error("the books of the pages are wrong after a fault", exc_info=error)
-            return False
-        return True
-
-    def _mended(self) -> bool:
-        try:
-            self.manager.mend()
-        except Exception as error:
-            logger.error("the books cannot be mended: all sequences start anew", exc_info=error)
-            return False
-        logger.warning("the books of the pages are mended: what no sequence used is cached no longer")
-        return True
-
     # ------------------------------------------------------------ deadlines
 
     def expired(self, now: float) -> list[ScheduledSequence]:
         """Remove and return the sequences whose deadline has passed. Also give up reads that took too long."""
         if self.tier is not None:
             self.tier.expire(now)
-        due = []
-        while self._deadlines and self._deadlines.peekitem(0)[0][0] <= now:
-            due.append(self._deadlines.popitem(0)[1])
-        return due
+        return self._deadlines.pop_due(now)
 
     def next_deadline(self) -> float | None:
-        first = float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else None
-        found = [first, None if self.tier is None else self.tier.next_deadline]
+        found = [self._deadlines.first, None if self.tier is None else self.tier.next_deadline]
         return min((at for at in found if at is not None), default=None)
-
-
-def _deadline(seq: ScheduledSequence) -> tuple[float, tuple[int, int]]:
-    """The latest end of an admitted sequence with a deadline, and its rank, which is unique."""
-    assert seq.scheduled_s is not None
-    assert seq.request.deadline_s is not None
-    return seq.scheduled_s + seq.request.deadline_s, seq.rank

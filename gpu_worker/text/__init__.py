@@ -10,7 +10,6 @@ foreign/           what came with a checkpoint, run or tried in a process of its
 checks             text and data of a request, checked
 assembler          the text of one output: detokenization and stop strings; the texts of its tokens
 detokenizer        tokens to text, incrementally
-stops              stop strings, matched incrementally
 pieces             the bytes of each token
 """
 

@@ -47,7 +47,7 @@ class Swept:
         return call
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._inside or self._engine.scheduler.state._doubtful:
+        if self._inside or self._engine.scheduler.state.faults.doubtful:
             return function(*args, **kwargs)
         self._inside, self._interrupted.place = True, None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.fast_paths import tower_of, with_known_crops
@@ -20,8 +22,7 @@ from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention, TextAttention
 from petiole.gpu_worker.runtime.cpu.head import Floats, Head, Places
-from petiole.gpu_worker.runtime.cpu.native.build import instructions
-from petiole.gpu_worker.runtime.cpu.native.draw import draw
+from petiole.gpu_worker.runtime.cpu.native.build import instructions, load_library
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder, native_tower
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.interface import (
@@ -41,6 +42,27 @@ from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
 from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_found, made_found
+
+
+def draw(scores: Tensor, keys: Tensor) -> Tensor | None:
+    """int64 [n]: argmax of scores + noise; None if there is no compiled code for it.
+
+    scores: float32 [n, V]; keys: int32 [n, 2]; see `noise.gumbel`.
+    """
+    library = load_library() if scores.device.type == "cpu" and switch("native") == "on" else None
+    if library is None:
+        return None
+    scores, keys = scores.contiguous(), keys.contiguous()
+    tokens = torch.empty(len(scores), dtype=torch.int64)
+    library.petiole_draw(
+        c_int64(scores.shape[0]),
+        c_int64(scores.shape[1]),
+        c_void_p(scores.data_ptr()),
+        c_void_p(keys.data_ptr()),
+        c_void_p(tokens.data_ptr()),
+        c_int32(torch.get_num_threads()),
+    )
+    return tokens
 
 
 def choose(logits: Tensor, choice: SamplingMetadata | None) -> Tensor:

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from petiole.cache import CacheNamespace, CacheTokens
 from petiole.contract.errors import InvalidRequest, require
 
 logger = logging.getLogger(__name__)
@@ -249,3 +250,21 @@ def _read_into(descriptor: int, at: int, target: memoryview) -> None:
         if not n:
             raise OSError(errno.EIO, "the file has been cut")
         at, target = at + n, target[n:]
+
+
+def extend_chunk_keys(
+    keys: list[bytes], tokens: CacheTokens, namespace: CacheNamespace, size: int, kv_length: int
+) -> None:
+    """Append the keys of the further whole chunks of `size` positions up to `kv_length`. keys: those of the
+    sequence's first chunks.
+
+    The key of a chunk is a hash of the key before it, and of the content of its positions. So equal keys mean that
+    everything up to the chunk's end is equal. The first one follows from the namespace."""
+    reuse = namespace.lora_id, namespace.image_hash, namespace.salt
+    for n in range(len(keys), kv_length // size):
+        before = keys[-1] if keys else _hash(repr(reuse).encode())
+        keys.append(_hash(before + tokens.content(n * size, (n + 1) * size)))
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()

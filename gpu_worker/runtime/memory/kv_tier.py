@@ -25,13 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheManager
-from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
 from petiole.contract.errors import InvalidRequest
 from petiole.contract.settings.engine import SWITCHES, EngineConfig, switch
 from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
-from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles, extend_chunk_keys
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +107,40 @@ class TieredSequence(Protocol):
     def cached_as(self, n_positions: int) -> CacheTokens: ...
 
 
+@dataclass(slots=True)
+class Rates:
+    """How fast files are read and prompts are computed: means of what has been measured. 0: not known yet."""
+
+    bytes_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+    def on_read(self, n_bytes: int, seconds: float) -> None:
+        self.bytes_per_s = _smoothed(self.bytes_per_s, n_bytes / seconds)
+
+    def on_prefill(self, n_tokens: int, seconds: float) -> None:
+        self.tokens_per_s = _smoothed(self.tokens_per_s, n_tokens / seconds)
+
+    def patience_s(self, n_tokens: int) -> float:
+        """Seconds after which it would have been quicker to compute the tokens."""
+        if not self.tokens_per_s:
+            return LONGEST_WAIT_S
+        return min(max(LEAST_WAIT_S, n_tokens / self.tokens_per_s), LONGEST_WAIT_S)
+
+    def reading_pays(self, position_bytes: int) -> bool:
+        """Whether reading is quicker than computing. Each refusal raises what is thought of the files, so that
+        they are tried again."""
+        if not (self.bytes_per_s and self.tokens_per_s):
+            return True
+        pays = position_bytes / self.bytes_per_s < 1 / self.tokens_per_s
+        if not pays:
+            self.bytes_per_s *= REGAINED
+        return pays
+
+
+def _smoothed(mean: float, new: float) -> float:
+    return new if not mean else 0.8 * mean + 0.2 * new
+
+
 class _Worker:
     """A thread that runs jobs in order, and that no exit waits for. busy_since: of `time.monotonic`, when the
     present job has begun; None: there is none."""
@@ -164,7 +197,7 @@ class KVTier:
         self._known: dict[tuple[str, bytes], None] = {}  # layouts and keys with files, the oldest first
         self._loads: set[Load] = set()  # being read
         self._held: WeakSet[Load] = WeakSet()  # of sequences that wait, with what has been read
-        self._bytes_per_s = self._tokens_per_s = 0.0  # of reads and of prefills; 0: not known yet
+        self._rates = Rates()
         self.counters = TierCounters()
 
     @property
@@ -242,9 +275,9 @@ class KVTier:
         keys = self._keys(seq, seq.prefill_target)[begin : begin + most]
         if held + len(keys) > most and not first:
             return None
-        if not keys or not self._pays():
+        if not keys or not self._rates.reading_pays(self._copies.position_bytes):
             return Load()
-        deadline = now + self._patience(seq.prefill_target - n_cached)
+        deadline = now + self._rates.patience_s(seq.prefill_target - n_cached)
         load = Load(self._layout, keys, begin, deadline, ended=False)
         self._reader.put(lambda: self._read(load))
         self._loads.add(load)
@@ -257,12 +290,6 @@ class KVTier:
         since = self._reader.busy_since
         return since is not None and time.monotonic() - since > LONGEST_WAIT_S
 
-    def _patience(self, n_tokens: int) -> float:
-        """Seconds after which it would have been quicker to compute the tokens."""
-        if not self._tokens_per_s:
-            return LONGEST_WAIT_S
-        return min(max(LEAST_WAIT_S, n_tokens / self._tokens_per_s), LONGEST_WAIT_S)
-
     def _read(self, load: Load) -> None:
         """On the thread that reads."""
         n_bytes = self._chunk_bytes
@@ -274,7 +301,7 @@ class KVTier:
                     if load.ended or not self.files.read(load.layout, key, np.asarray(staged)):
                         break
                     load.staged.append(staged)
-                self._bytes_per_s = _smoothed(self._bytes_per_s, n_bytes / (time.perf_counter() - begun))
+                self._rates.on_read(n_bytes, time.perf_counter() - begun)
         finally:
             self._post(lambda: self._have_read(load))
 
@@ -286,22 +313,12 @@ class KVTier:
             self._forget(load.layout, load.keys[n:])
         self._end(load)
 
-    def _pays(self) -> bool:
-        """Whether reading is quicker than computing, as far as both are known. Each refusal raises what is thought
-        of the files, so that they are tried again."""
-        if not (self._bytes_per_s and self._tokens_per_s):
-            return True
-        pays = self._copies.position_bytes / self._bytes_per_s < 1 / self._tokens_per_s
-        if not pays:
-            self._bytes_per_s *= REGAINED
-        return pays
-
     # ------------------------------------------------------------ saving
 
     def on_prefill(self, n_tokens: int, seconds: float) -> None:
         """Note how long a step took that computed so many positions of prompts."""
         if n_tokens >= self._size and seconds > 0:
-            self._tokens_per_s = _smoothed(self._tokens_per_s, n_tokens / seconds)
+            self._rates.on_prefill(n_tokens, seconds)
 
     def follow(self, seq: TieredSequence, allocation: KVAllocation) -> None:
         """Save the further whole chunks of the committed positions that are in no file, as far as the ring has
@@ -424,10 +441,6 @@ class KVTier:
         self._known[layout, key] = None
         while len(self._known) > MOST_KNOWN:
             self._known.pop(next(iter(self._known)), None)
-
-
-def _smoothed(mean: float, new: float) -> float:
-    return new if not mean else 0.8 * mean + 0.2 * new
 
 
 def open_files(config: EngineConfig) -> ChunkFiles | None:

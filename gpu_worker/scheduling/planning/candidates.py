@@ -56,7 +56,7 @@ class Candidates:
         """Whether the prefill, without the reused prefix, takes more than one chunk."""
         if seq.prefill_target <= self._chunk:
             return False
-        if seq.blocks is not None:
+        if seq.allocation is not None:
             return seq.prefill_target - seq.reused > self._chunk
         if seq.expected_reuse is None:
             seq.expected_reuse = self._state.reusable(seq)

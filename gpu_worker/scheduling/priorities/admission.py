@@ -1,4 +1,4 @@
-"""Admission: the waiting queue, common prefixes, forks, adapter slots, and images on their way to crops.
+"""Admission: the waiting queue, deadlines, common prefixes, forks, adapter slots, images on their way to crops.
 
 An image is cut into crops when a prefill needs it soon and the prefix cache does not have it:
 
@@ -58,6 +58,39 @@ class WaitingQueue:
 
     def last(self) -> ScheduledSequence | None:
         return self._by_rank.peekitem(-1)[1] if self._by_rank else None
+
+
+class Deadlines:
+    """Admitted sequences that must end in time, the earliest first."""
+
+    def __init__(self) -> None:
+        self._by_time: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
+
+    def add(self, seq: ScheduledSequence) -> None:
+        if seq.request.deadline_s is not None:
+            self._by_time[_latest_end(seq)] = seq
+
+    def drop(self, seq: ScheduledSequence) -> None:
+        if seq.request.deadline_s is not None and seq.scheduled_s is not None:
+            self._by_time.pop(_latest_end(seq), None)
+
+    def pop_due(self, now: float) -> list[ScheduledSequence]:
+        """Remove and return the sequences whose deadline has passed."""
+        due = []
+        while self._by_time and self._by_time.peekitem(0)[0][0] <= now:
+            due.append(self._by_time.popitem(0)[1])
+        return due
+
+    @property
+    def first(self) -> float | None:
+        return float(self._by_time.peekitem(0)[0][0]) if self._by_time else None
+
+
+def _latest_end(seq: ScheduledSequence) -> tuple[float, tuple[int, int]]:
+    """And the rank, which is unique."""
+    assert seq.scheduled_s is not None
+    assert seq.request.deadline_s is not None
+    return seq.scheduled_s + seq.request.deadline_s, seq.rank
 
 
 def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:

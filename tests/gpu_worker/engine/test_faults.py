@@ -261,7 +261,7 @@ def test_a_fault_anywhere_in_an_admission_fails_that_request_alone(
             inner = getattr(owner, name)
 
             def call(seq: Any, *args: Any) -> Any:
-                if seq.request.request_id == "bad" and seq.blocks is None:
+                if seq.request.request_id == "bad" and seq.allocation is None:
                     return interrupted(inner, seq, *args)
                 return inner(seq, *args)
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from petiole.cache import CacheNamespace, CacheTokens, ImageToken
-from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.runtime.device.tracing import Tracer
 from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
-from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles, extend_chunk_keys
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.support.families import build_model
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
@@ -267,7 +266,7 @@ def test_nothing_is_read_where_computing_is_quicker(tmp_path: Path, monkeypatch:
     for tokens_per_s, restored in ((1e12, 0), (1e-3, 5 * (90 - 90 % CHUNK))):
         with engine_of(tmp_path / "kv") as engine:
             assert engine._tier is not None
-            engine._tier._bytes_per_s, engine._tier._tokens_per_s = 1e6, tokens_per_s
+            engine._tier._rates = kv_tier.Rates(1e6, tokens_per_s)
             answers(engine)
             assert engine.stats()["kv_tier_restored_tokens"] == restored
 

@@ -129,7 +129,7 @@ def test_what_is_refused_is_named(checkpoint: Any, open_runtime: Any, monkeypatc
             with pytest.raises(InvalidRequest) as raised:
                 engine.generate([change(Request(prompt=PROMPTS[0], sampling=ASKED))])
             assert raised.value.field == field
-        monkeypatch.setattr("petiole.gpu_worker.preparation.lengths.MOST_SCORES", 3 * len(PROMPTS[0]) - 1)
+        monkeypatch.setattr("petiole.gpu_worker.preparation.tokens.MOST_SCORES", 3 * len(PROMPTS[0]) - 1)
         with pytest.raises(
             InvalidRequest, match=r"prompt_logprobs: must give at most 98 .* got '?2 for 33 tokens"
         ):

@@ -244,7 +244,7 @@ def test_rows_that_do_not_fit_wait_with_their_pages_and_the_best_ranked_go_on() 
     beside = [[seq for seq in bench.plans[i].sequences if seq in batch] for i in turns[FIRST:30]]
     assert beside == [batch[:2]] * len(beside)
     assert bench.budget.held_back == 6
-    assert all(seq.blocks is not None for seq in batch if not seq.finalized)
+    assert all(seq.allocation is not None for seq in batch if not seq.finalized)
     bench.run()
     assert bench.scheduler.state.counters.preemptions == 0
     assert all(seq.finalized for seq in batch)
@@ -442,7 +442,7 @@ def test_a_chat_takes_the_place_of_a_row_at_once_and_the_row_comes_back_through_
     while bench.pipeline.is_full:
         bench.round()
     bench.round()
-    assert worst.preempting or worst.blocks is None
+    assert worst.preempting or worst.allocation is None
     assert not any(seq.preempting for seq in batch[:-1])
     while worst not in bench.scheduler.state.active or worst.preempting:
         bench.round()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from petiole.gpu_worker.scheduling.priorities.preemption import Holder, Need, Room, giving_way
+from petiole.gpu_worker.scheduling.planning.relief import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from tests.support.stepped import Bench, sequence
 from tests.support.trials import examples
@@ -184,7 +184,7 @@ def test_those_that_would_wait_for_an_adapter_take_no_rows() -> None:
 
 
 def held(seq: ScheduledSequence, pages: int, reserved: int = 0) -> Holder:
-    seq.blocks = object()  # type: ignore[assignment]
+    seq.allocation = object()  # type: ignore[assignment]
     return Holder(seq, pages, reserved)
 
 

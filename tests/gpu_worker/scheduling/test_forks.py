@@ -71,7 +71,7 @@ def test_a_run_may_end_anywhere_in_an_image(monkeypatch: pytest.MonkeyPatch, beg
 
     running, same, other = with_images(0, 0), with_images(0, 1), with_images(n_images, 2)
     running.generated += [ANSWER] * 3
-    running.blocks = mock.Mock(published=0)  # a cache without room took nothing
+    running.allocation = mock.Mock(published=0)  # a cache without room took nothing
     running.kv_position = n = len(running.prompt)
     for run in range(1, n + 5):
         monkeypatch.setattr(admission, "RUN_TOKENS", run)

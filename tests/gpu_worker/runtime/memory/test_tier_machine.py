@@ -37,7 +37,7 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
-from petiole.gpu_worker.runtime.memory.kv_tier import KVTier, Load
+from petiole.gpu_worker.runtime.memory.kv_tier import KVTier, Load, Rates
 from tests.cache.toy_kv import PAGE_SIZES
 from tests.support.toy_runtime import mix
 from tests.support.trials import examples
@@ -119,7 +119,7 @@ class TierMachine(RuleBasedStateMachine):
     def build(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.patches = [mock.patch.object(kv_tier, "_Worker", Jobs), mock.patch.object(kv_tier, "CHUNK", CHUNK)]
-        self.patches += [mock.patch.object(KVTier, "_pays", return_value=True)]
+        self.patches += [mock.patch.object(Rates, "reading_pays", return_value=True)]
         for patch in self.patches:
             patch.start()
         self.weights, self.lossless, self.said = 1, True, deque[Callable[[], None]]()

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.cpu.executor import choose
-from petiole.gpu_worker.runtime.cpu.native.draw import draw as compiled_draw
+from petiole.gpu_worker.runtime.cpu.executor import choose, draw as compiled_draw
 from petiole.gpu_worker.runtime.device.device import packed, unpacked
 from petiole.gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step import rows
