@@ -1,6 +1,7 @@
 """One generation task on its way through the engine. Called by `pool`.
 
 driver           drives one job: passes events to it, and carries out its effects
+settlement       the task as Celery has it: accepted, started, completed, its message settled
 job              the task in this worker, from its delivery to its acknowledgement: the state machine
 effects          the decisions of a job
 intake           the thread that begins attempts and submits requests; an option for the worker is read here
