@@ -140,7 +140,7 @@ class Batch:
     @property
     def complete(self) -> bool:
         """Whether every row has ended."""
-        return self._unsent.none and self._sender.none
+        return self._unsent.empty and self._sender.idle
 
     # ------------------------------------------------------------ the loop
 

@@ -49,7 +49,7 @@ class UnsentRows:
         self._next: Row | None = None
 
     @property
-    def none(self) -> bool:
+    def empty(self) -> bool:
         """Whether none is left."""
         return self.exhausted and self._next is None
 
@@ -122,7 +122,7 @@ class RowSender:
         self._suspected_at = float("-inf")
 
     @property
-    def none(self) -> bool:
+    def idle(self) -> bool:
         """Whether no row is on its way, or waits to be sent again."""
         return not self.flight.rows and not self.retry
 
