@@ -10,7 +10,6 @@ attempts         what a delivery does, from what earlier ones left in Redis; its
 engine_requests  turns a task's request and images into the engine's; an option for the engine is passed on here
 presentation     what readers need to divide the text, and its parts in the result; calls that are enforced
 engines          creates the engine that the settings name
-counting         answers a count beside the engine
-counters         the threads that take counts from their own queues
+counting         counts of tokens: the threads that take them from their own queues, and the answer
 local            eager tasks, `petiole trace` and `petiole plan`: the engine in this process
 """
