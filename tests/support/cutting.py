@@ -130,7 +130,7 @@ def stored(store: Callable[[], Any], backend: Any, successes: Any) -> None:
 
 
 def settled(settle: Callable[[], Any], settlement: Settlement, *_: object) -> None:
-    plan = plan_of(settlement._messages)
+    plan = plan_of(settlement.messages)
     with of(plan):
         settle()
     acknowledging.append(plan)

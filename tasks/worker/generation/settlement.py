@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from petiole.tasks.worker.completion.backend import store_started
@@ -22,37 +23,38 @@ OnConsumer = Callable[[Callable[[], Event | None]], None]
 """Runs a step on the consumer's thread."""
 
 
+@dataclass
 class Settlement:
     """Tells Celery how a job's task fares, and answers the task's messages.
 
     `completion` exists while the task is completed. `remove` takes the job out of the worker's books.
     """
 
-    def __init__(
-        self, job: Job, messages: Messages, completions: Completions, remove: Callable[[Job], None]
-    ) -> None:
-        self.completion: Completion | None = None
-        self._job, self._messages, self._completions, self._remove = job, messages, completions, remove
+    job: Job
+    messages: Messages
+    completions: Completions
+    remove: Callable[[Job], None]
+    completion: Completion | None = None
 
     def store_started(self, post: Callable[[Event], None]) -> None:
         """Have Celery store STARTED. Runs on a completion thread."""
-        request = self._messages.current.request
+        request = self.messages.current.request
         try:
-            if self._job.outcome is None and not request.ignore_result:
+            if self.job.outcome is None and not request.ignore_result:
                 meta = {"pid": os.getpid(), "hostname": request.hostname}
-                store_started(request.task.backend, self._job.task_id, meta, request._context)
+                store_started(request.task.backend, self.job.task_id, meta, request._context)
         finally:
-            post(self._job.started_stored)
+            post(self.job.started_stored)
 
     def complete(self, replay: bool, tell: Callable[[Report], object], on_consumer: OnConsumer) -> None:
         """Begin to report the outcome of the task. `tell` is called with what has come of it."""
-        assert self._job.outcome is not None
+        assert self.job.outcome is not None
         self.completion = Completion(
-            self._job.task_id,
-            self._messages,
-            self._job.outcome,
+            self.job.task_id,
+            self.messages,
+            self.job.outcome,
             replay=replay,
-            hard_limit_s=self._job.limit_s("hard"),
+            hard_limit_s=self.job.limit_s("hard"),
             tell=tell,
             hand_on=partial(self.go_on, on_consumer),
         )
@@ -65,45 +67,45 @@ class Settlement:
         if completion.for_consumer:
             on_consumer(completion.take)
         else:
-            self._completions.take(completion)
+            self.completions.take(completion)
 
     # ------------------------------------------------------------ consumer's thread
 
     def accept(self, at: float) -> Event:
         """Report that the task began at `at` (of `time.monotonic`), unless it was revoked or has expired."""
-        delivery = self._messages.current
+        delivery = self.messages.current
         delivery.begun()
         delivery.request.revoked()  # or expired, while it waited in the engine
         if delivery.request.ending is not None:
-            return partial(self._job.stop, delivery.request.ending)
-        self._messages.accept(at)
-        return self._job.accepted
+            return partial(self.job.stop, delivery.request.ending)
+        self.messages.accept(at)
+        return self.job.accepted
 
     def rebind(self, delivery: Delivery) -> Event | None:
         """The message came again after a lost connection: answer the new request object."""
-        if not self._messages.add(delivery):
+        if not self.messages.add(delivery):
             return None
-        if self._messages.accepted_at is not None:
+        if self.messages.accepted_at is not None:
             delivery.begun()
         ending = delivery.request.ending
-        return None if ending is None else partial(self._job.stop, ending)
+        return None if ending is None else partial(self.job.stop, ending)
 
     def settle(self, how: effects.Settle) -> None:
         self.forget()
         if how.soft_limit_s is not None:
-            self._messages.current.timeout_callback(True, how.soft_limit_s)
-        self._messages.current.callback((how.failed, how.value, how.runtime_s))
+            self.messages.current.timeout_callback(True, how.soft_limit_s)
+        self.messages.current.callback((how.failed, how.value, how.runtime_s))
 
     def leave(self) -> None:
         """Acknowledge the message: another delivery has reported the outcome."""
         self.forget()
-        self._messages.current.acknowledge()
+        self.messages.current.acknowledge()
 
     def requeue(self) -> None:
         self.forget()
-        self._messages.current.requeue()
+        self.messages.current.requeue()
 
     def forget(self) -> None:
-        self._remove(self._job)
+        self.remove(self.job)
         self.completion = None  # it refers to the driver
-        self._messages.forget()
+        self.messages.forget()
