@@ -53,6 +53,7 @@ _OF_ONE_TASK = {"id", "root_id", "kwargsrepr", SENT_HEADER, TENANT_HEADER, AFFIN
 _TAGS = {"correlation_id", "delivery_tag"}
 """The same of its properties."""
 _CELERYS = KNOWN.keys() | {"lang"}
+"""Headers that a template has from Celery. No template serves a submission that gives one of them itself."""
 HeadersOf = Callable[[Sequence[object], Mapping[str, Any]], Mapping[str, str]]
 """The headers that a task's message gets from its arguments. Raises `InvalidRequest`."""
 
