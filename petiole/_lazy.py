@@ -36,4 +36,6 @@ class module:  # noqa: N801 - it stands for one
         self.__name__ = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self.__name__), attribute)
+        if (found := self.__dict__.get("_found")) is None:
+            found = self._found = import_module(self.__name__)
+        return getattr(found, attribute)

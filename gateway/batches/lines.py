@@ -26,9 +26,9 @@ from petiole.gateway.serving.webhooks import queue
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute, directory
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import row_types
-from petiole.tasks.submission.batches.row_types import Fault, NotRun, RowTask, RowWork
+from petiole.tasks.submission.batches.rows import row_types
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine, TaskOutcome
+from petiole.tasks.submission.batches.rows.row_types import Fault, NotRun, RowTask, RowWork
 from petiole.tasks.submission.batches.rows.sources import Row
 
 MOST_ID_CHARACTERS = 512

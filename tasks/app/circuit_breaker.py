@@ -64,7 +64,8 @@ class Breaker:
             raise Unavailable(known.url, known.reason)
 
     def _state(self) -> _BreakerState:
-        return self._of_process.setdefault(os.getpid(), _BreakerState())
+        process = os.getpid()
+        return self._of_process.get(process) or self._of_process.setdefault(process, _BreakerState())
 
     def _may_probe(self, state: _BreakerState) -> bool:
         return self._now() >= state.probe_at and state.probing.acquire(blocking=False)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
+import redis
 from celery.app import control
 from kombu import pidbox
 from kombu.transport import redis as stock
@@ -146,9 +147,8 @@ class _Channel:
     def push(self, pushes: Sequence[Push]) -> None:
         """Push all in one round trip, and those with a confirmation in one more. Raises the error of a lost
         connection: what is then neither `sent` nor has an `error` can be pushed again."""
-        for confirmation in sorted(
-            {one.confirmation for one in pushes}, key=bool
-        ):  # None, which need not wait, first
+        wanted = {one.confirmation for one in pushes}
+        for confirmation in sorted(wanted, key=bool):  # None, which need not wait, first
             some, failure = [one for one in pushes if one.confirmation == confirmation], None
             for one, reply in zip(some, self._replies(some, confirmation), strict=True):
                 if isinstance(reply, Unconfirmed) or is_damage(reply):
@@ -162,7 +162,13 @@ class _Channel:
 
     def _replies(self, pushes: Sequence[Push], confirmation: Confirmation | None) -> list[Any]:
         """Some of them may be exceptions."""
-        with self._create_client().pipeline(transaction=False) as pipe:
+        client = self._create_client()
+        if confirmation is None and len(pushes) == 1:  # a pipeline of one command takes a fifth longer
+            try:
+                return [client.lpush(pushes[0].key, pushes[0].message)]
+            except redis.ResponseError as error:
+                return [error]
+        with client.pipeline(transaction=False) as pipe:
             for one in pushes:
                 pipe.lpush(one.key, one.message)
             if confirmation is None:

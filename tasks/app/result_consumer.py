@@ -196,6 +196,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
     def cancel_for(self, task_id: str) -> None:
         """Called by each result that is dropped, even while the interpreter ends, or after a fork before gevent
         has replaced the locks."""
+        if not self.subscribed_to:
+            return
         key = self._key(task_id)
         if self._process != os.getpid():
             self.subscribed_to.discard(key)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import redis
@@ -115,23 +116,35 @@ class SharedConnection:
         await connection.disconnect(nowait=True)
 
     async def _read(self, connection: Any, calls: deque[_Call]) -> None:
-        try:
-            while calls:
-                try:
-                    _take(await connection.read_response(**redis_py.UNTIL_SOMETHING_COMES), calls)
-                except redis.ResponseError as error:
-                    _take(error.with_traceback(None), calls)
-                if calls:
-                    for reply in connection.read_along():
-                        _take(reply, calls)
-        except Exception as error:
-            await self._lose(connection, repr(error))
-        except asyncio.CancelledError:
-            await self._lose(connection, "the event loop ends")
-            raise
+        due, take, lose = calls.__len__, partial(_take, calls), partial(self._lose, connection)
+        await read_while(due, connection, take, lose)
 
 
-def _take(reply: Any, calls: deque[_Call]) -> None:
+async def read_while(
+    due: Callable[[], object],
+    connection: Any,
+    take: Callable[[Any], object],
+    lose: Callable[[str], Awaitable[object]],
+) -> None:
+    """Read replies as long as any are due. `take` gets each, a `redis.ResponseError` among them as it is. If no
+    more can be read, `lose` gets the reason."""
+    try:
+        while due():
+            try:
+                take(await connection.read_response(**redis_py.UNTIL_SOMETHING_COMES))
+            except redis.ResponseError as error:
+                take(error.with_traceback(None))
+            if due():
+                for reply in connection.read_along():
+                    take(reply)
+    except Exception as error:
+        await lose(repr(error))
+    except asyncio.CancelledError:
+        await lose("the event loop ends")
+        raise
+
+
+def _take(calls: deque[_Call], reply: Any) -> None:
     call = calls[0]
     call.replies.append(reply)
     if len(call.replies) == call.number:

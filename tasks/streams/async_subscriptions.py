@@ -22,7 +22,8 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.servers import connections, redis_py
+from petiole.tasks.servers import connections
+from petiole.tasks.servers.shared import read_while
 from petiole.tasks.streams.protocol import LEAST_S
 
 MAX_BEHIND = 1024
@@ -222,7 +223,10 @@ class _SharedConnection:
 
     def _read(self) -> None:
         if self._reader is None or self._reader.done():
-            self._reader = asyncio.create_task(self._read_loop())
+            self._reader = asyncio.create_task(read_while(self._is_due, self._connection, self._take, self.lose))
+
+    def _is_due(self) -> bool:
+        return bool(self._subscribers or self._pending)
 
     async def lose(self, why: str) -> None:
         """Release the connection, once; fail pending commands and wake all subscribers."""
@@ -265,31 +269,13 @@ class _SharedConnection:
         if error is not None:
             raise error
 
-    async def _read_loop(self) -> None:
-        try:
-            while self._subscribers or self._pending:
-                try:
-                    self._take(await self._connection.read_response(**redis_py.UNTIL_SOMETHING_COMES))
-                except redis.ResponseError as refused:
-                    self._take(refused)
-                for more in redis_py.read_along(self._connection):
-                    self._take(more)
-        except Exception as error:
-            await self.lose(repr(error))
-        except asyncio.CancelledError:
-            await self.lose("the event loop ends")
-            raise
-
     def _take(self, answer: Any) -> None:
-        """A published message, or the reply to the oldest command without one. Raises an error that concerns the
-        whole connection."""
+        """A published message, or the reply to the oldest command without one."""
         if isinstance(answer, list) and answer[0] == b"message":
             _, channel, delta = answer
             for subscriber in self._subscribers.get(channel, ()):
                 subscriber.deliver(delta)
             return
-        if isinstance(answer, Exception) and not isinstance(answer, redis.ResponseError):
-            raise answer
         reply = self._pending.popleft()
         if not reply.done():
             reply.set_result(answer if isinstance(answer, Exception) else None)

@@ -70,8 +70,8 @@ def send(app: App, pushes: Sequence[Push]) -> None:
         return [one for one in pushes if not (one.sent or one.error)]
 
     try:
-        with reaching_the_broker(app), app.pools.producers.acquire(block=True) as producer:
-            ensured(app, producer, lambda: producer.channel.push(unsent()))
+        with reaching_the_broker(app), app.pools.connections.acquire(block=True) as connection:
+            ensured(app, connection, lambda: connection.default_channel.push(unsent()))
     except Exception as error:
         for push in unsent():
             push.error = error
@@ -80,9 +80,9 @@ def send(app: App, pushes: Sequence[Push]) -> None:
             push.error = unavailable(app, push.error)
 
 
-def ensured(app: App, producer: Any, call: Callable[[], object]) -> None:
+def ensured(app: App, connection: Any, call: Callable[[], object]) -> None:
     """Raises `OperationalError` if the broker is away for longer than Celery tries."""
-    producer.connection.ensure(producer, call, **app.conf.task_publish_retry_policy)()
+    connection.ensure(connection, call, **app.conf.task_publish_retry_policy)()
 
 
 def submit(calls: Sequence[WaitingCall]) -> None:

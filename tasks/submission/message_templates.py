@@ -48,13 +48,18 @@ MOST_KEPT = 1000
 LARGE = 2**16
 """Characters, token ids and entries of arguments, above which a message takes long to write."""
 OPTIONS = {"queue", "priority", "headers", "task_id"}
-_OF_ONE_TASK = {AFFINITY_HEADER, *carried.NAMES}
+_OF_ONE_TASK = {"id", "root_id", "kwargsrepr", SENT_HEADER, TENANT_HEADER, AFFINITY_HEADER, *carried.NAMES}
 """Headers that a message of Celery's may have, and the messages made from it have of their own."""
+_TAGS = {"correlation_id", "delivery_tag"}
+"""The same of its properties."""
+_CELERYS = KNOWN.keys() | {"lang"}
+"""Headers that a template has from Celery. No template serves a submission that gives one of them itself."""
 HeadersOf = Callable[[Sequence[object], Mapping[str, Any]], Mapping[str, str]]
 """The headers that a task's message gets from its arguments. Raises `InvalidRequest`."""
 
 _AWAY = Unavailable, OperationalError
 _FORM = {"content-type": "application/json", "content-encoding": "utf-8"}
+_END = f", {json.dumps(_FORM)[1:]}"
 
 
 class PreparedMessage(NamedTuple):
@@ -83,16 +88,18 @@ class PreparedMessage(NamedTuple):
 @dataclass(frozen=True)
 class MessageTemplate:
     """What the messages of a task for one queue have in common. `list_name`: the list of the queue for kombu,
-    which puts `prefix` before it. `embed`: the third part of a body."""
+    which puts `prefix` before it. `headers`, `properties`: their JSON, open at its end. `embed`: the third part of
+    a body. `is_timed`: a header says when the task was submitted."""
 
     task: Task
     headers_of: HeadersOf
     queue: str
     list_name: str
     prefix: str
-    headers: Mapping[str, Any]
-    properties: Mapping[str, Any]
+    headers: str
+    properties: str
     embed: Any
+    is_timed: bool
     longest_shown: tuple[int, int]
     tag: str
     numbers: Iterator[int]
@@ -123,27 +130,30 @@ class MessageTemplate:
             yield self._written(task_id, kwargs, {**found, **headers})
 
     def _written(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
+        trace = carried.headers()
         own = {
+            **trace,
+            **headers,
             "id": task_id,
             "root_id": task_id,
             "kwargsrepr": amqp.shown(kwargs) or saferepr(kwargs, *self.longest_shown),
         }
-        if SENT_HEADER in self.headers:
+        if self.is_timed:
             own[SENT_HEADER] = round(time.time(), 3)
-        trace = carried.headers()
         body = b64encode(_body([[], kwargs, self.embed]).encode()).decode()
-        properties = {
-            **self.properties,
-            "correlation_id": task_id,
-            "delivery_tag": f"{self.tag}-{next(self.numbers)}",
-        }
+        tags = f'"correlation_id": {json.dumps(task_id)}, "delivery_tag": "{self.tag}-{next(self.numbers)}"'
         markers.look(self.task.app, self.queue)
         return PreparedMessage(
             self.prefix + self.list_name,
-            f'{{"headers": {_headers({**self.headers, **trace, **headers, **own})[:-1]}',
-            f'}}, "body": "{body}", "properties": {json.dumps(properties)}, {json.dumps(_FORM)[1:]}',
+            f'{{"headers": {self.headers}, {_headers(own)[1:-1]}',
+            f'}}, "body": "{body}", "properties": {self.properties}, {tags}}}{_END}',
             trace,
         )
+
+
+def _open(value: Mapping[str, Any], without: Collection[str]) -> str:
+    """JSON of an object without these names, to which more can be added."""
+    return json.dumps({name: one for name, one in value.items() if name not in without})[:-1]
 
 
 def _headers(value: Mapping[str, Any]) -> str:
@@ -243,9 +253,10 @@ class MessageTemplates:
             queue=properties["delivery_info"]["routing_key"],
             list_name=pushes[0].key,
             prefix=app.conf.broker_transport_options.get("global_keyprefix", ""),
-            headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
-            properties=properties,
+            headers=_open(headers, _OF_ONE_TASK),
+            properties=_open(properties, _TAGS),
             embed=embed,
+            is_timed=SENT_HEADER in headers,
             longest_shown=(app.amqp.kwargsrepr_maxsize, shown_levels),
             tag=uuid(),
             numbers=count(),
@@ -262,7 +273,7 @@ class MessageTemplates:
         if (
             not submission.keys() <= OPTIONS
             or type(queue) not in {str, type(None)}
-            or not (submission.get("headers") or {}).keys().isdisjoint(KNOWN)
+            or not (submission.get("headers") or {}).keys().isdisjoint(_CELERYS)
             or interop.others_listen()
             or app.current_worker_task is not None
             or self._task.ignore_result

@@ -143,7 +143,7 @@ class SubmittedTask(Task):  # type: ignore[misc]
         """Submit it by a template. None: there is none."""
         options = dict(submission)
         request, confirm = self._for_model(request, options), options.pop("confirm", None)
-        check_submission(options, self.app.conf.accept_content)
+        check_submission(options, ())  # a serializer is not among them
         if (template := self.templates.of(request, options)) is None:
             return None
         warn_a_producer()

@@ -230,7 +230,8 @@ for options in ({"model": "nobody"}, {"countdown": 3}, {"priority": "x"}):
     except InvalidRequest as error:
         wrong.append(error.field)
 progress = batch.progress
-print(json.dumps([batch._id, found, progress.ended, progress.completion_tokens, batch.complete, wrong]))
+name = batch._sender.batch_id
+print(json.dumps([name, found, progress.ended, progress.completion_tokens, batch.complete, wrong]))
 """
     name, found, ended, tokens, complete, wrong = client(site, code)
     assert wrong == ["model", "countdown", "priority"]

@@ -89,7 +89,7 @@ def test_a_caller_that_stops_leaves_no_row_running(site: Site, worker: Worker, s
 rows = [{{"prompt": "short", "max_tokens": 1}}, *({{"prompt": "long", "max_tokens": "rest"}} for _ in range(20))]
 batch = tasks.batch(rows)
 {STOPS[stop]}
-print(json.dumps([batch._id, batch.progress.ended]))
+print(json.dumps([batch._sender.batch_id, batch.progress.ended]))
 """
     name, ended = client(site, code)
     assert ended < 21

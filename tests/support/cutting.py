@@ -31,7 +31,7 @@ from petiole.tasks.servers.failover import MasterPool
 from petiole.tasks.worker.broker.ledger import Ledger
 from petiole.tasks.worker.completion import threads
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.generation.driver import JobDriver
+from petiole.tasks.worker.generation.settlement import Settlement
 from tests.support.fake_engine import FakeEngine
 from tests.support.site import eventually
 
@@ -92,8 +92,8 @@ def plan_of(messages: Any) -> Plan:
 class CuttingEngine(FakeEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        for method in ("_settle", "_leave"):
-            around(JobDriver, method, settled)
+        for method in ("settle", "leave"):
+            around(Settlement, method, settled)
         around(Completion, "take", completed)
         around(threads, "store_together", stored)
         around(Ledger, "flush", flushed)
@@ -129,8 +129,8 @@ def stored(store: Callable[[], Any], backend: Any, successes: Any) -> None:
         store()
 
 
-def settled(settle: Callable[[], Any], driver: JobDriver, *_: object) -> None:
-    plan = plan_of(driver.messages)
+def settled(settle: Callable[[], Any], settlement: Settlement, *_: object) -> None:
+    plan = plan_of(settlement.messages)
     with of(plan):
         settle()
     acknowledging.append(plan)

@@ -10,14 +10,14 @@ Each line may import what stands below it.
 
 api              `petiole.batch`: cheap to import
 durable/         a batch that outlives its client: its state in Redis, its runner
-batch            the loop: send, collect, write, forget; cancel; whose process runs it
+batch            the loop: send, collect, write, forget; the output; whose process runs it
+sending          which row is sent next; rows on their way, until they have ended
 ended_rows       rows that have ended: their lines, their results until they are forgotten, the output
 client           tasks and results in Redis, many in a round trip
 in_flight        which rows are on their way, how many there may be, and which are lost: no input, no output
-row_types        a row's form: the tasks that it becomes
 journal          what is written beside the output
 segments         where a journal's lines are: in a file, or in pages
 progress         what a batch says while it runs: a line, a bar, a mistake of all rows
-rows/            rows of files, tables and iterables; a prompt with columns; a row's result; formats of files
+rows/            rows of files, tables and iterables; the tasks that a row becomes; its result; formats of files
 files/           files by their location, and which of them may be opened
 """

@@ -10,13 +10,13 @@ from petiole import _lazy
 from petiole.tasks.app.application import app as celery_app
 
 if TYPE_CHECKING:
-    from petiole.tasks.submission.batches import batch as loop, journal, progress, row_types
+    from petiole.tasks.submission.batches import batch as loop, journal, progress
     from petiole.tasks.submission.batches.batch import Batch
     from petiole.tasks.submission.batches.durable import fair_share
-    from petiole.tasks.submission.batches.rows import frames, sources
+    from petiole.tasks.submission.batches.rows import frames, row_types, sources
 else:
     loop = _lazy.module("petiole.tasks.submission.batches.batch")
-    row_types = _lazy.module("petiole.tasks.submission.batches.row_types")
+    row_types = _lazy.module("petiole.tasks.submission.batches.rows.row_types")
     journal = _lazy.module("petiole.tasks.submission.batches.journal")
     progress = _lazy.module("petiole.tasks.submission.batches.progress")
     frames = _lazy.module("petiole.tasks.submission.batches.rows.frames")

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,25 +22,23 @@ from typing import Any
 import redis
 
 from petiole.tasks.app.application import App
-from petiole.tasks.errors import BatchError, InvalidRequest
+from petiole.tasks.errors import BatchError
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches.client import AWAY, WRONG, BatchClient
 from petiole.tasks.submission.batches.ended_rows import EndedRows
-from petiole.tasks.submission.batches.in_flight import ALONE, RowInFlight, RowRate, RowsInFlight, Sharing, window
+from petiole.tasks.submission.batches.in_flight import ALONE, RowRate, Sharing, window
 from petiole.tasks.submission.batches.journal import Journal, OutputFiles
 from petiole.tasks.submission.batches.progress import MOST_ALIKE, FirstRows, Progress, Watch, watched
-from petiole.tasks.submission.batches.row_types import RowType
-from petiole.tasks.submission.batches.rows import sorting
-from petiole.tasks.submission.batches.rows.output_lines import OutputLine, RowResult, TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine, RowResult
+from petiole.tasks.submission.batches.rows.row_types import RowType
 from petiole.tasks.submission.batches.rows.sorting import Sort
-from petiole.tasks.submission.batches.rows.sources import Row, Source
+from petiole.tasks.submission.batches.rows.sources import Source
 from petiole.tasks.submission.batches.segments import FileStore, LineStore
+from petiole.tasks.submission.batches.sending import RowSender, UnsentRows
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 AWAY_PAUSE_S = 1.0
 LOOK_S = 2.0
-SUSPECT_S = 10.0
-SENT_TOGETHER = 16
 
 
 class Host:
@@ -92,19 +88,16 @@ class Batch:
         self.exchange = BatchClient(self.app, self.submission.get("queue"), self.submission.get("model"))
         self.submission = {"priority": self.exchange.lowest_priority, **self.submission}
         self.joined = False
-        self._ended = EndedRows(self.exchange, self.progress, self.first)
         self._stopping = threading.Event()
+        self._ended = EndedRows(self.exchange, self.progress, self.first)
+        self._unsent = UnsentRows(self.source, self.sort, self.form, self._ended, self.progress, self._stopping)
+        self._sender = RowSender(
+            self.exchange, self.form, self.submission, self._unsent, self._ended, self.progress, self._stopping
+        )
         self._cancelling = False
         self._unended: Exception | None = None
-        self._flight = RowsInFlight()
-        self._unsent: Row | None = None
-        self._retry: deque[RowInFlight] = deque()
-        self._exhausted = False
-        self._seen = 0
         self._places: int | None = None
         self._shared = ALONE
-        self._sent_before = 0
-        self._id = os.urandom(6).hex()
 
     # ------------------------------------------------------------ for callers
 
@@ -147,7 +140,7 @@ class Batch:
     @property
     def complete(self) -> bool:
         """Whether every row has ended."""
-        return self._exhausted and not self._flight.rows and not self._retry and self._unsent is None
+        return self._unsent.empty and self._sender.idle
 
     # ------------------------------------------------------------ the loop
 
@@ -159,12 +152,11 @@ class Batch:
         warn_a_producer()
         began_at = time.monotonic()
         self._rate = RowRate(began_at)
-        self._looked_at = self._suspected_at = float("-inf")
+        self._looked_at = float("-inf")
         self.progress.rows = self.source.total
         try:
             if self.output is not None and self._open(self.output):
                 return
-            self._rows = self._sorted(self.source)
             while True:
                 now = time.monotonic()
                 self._turn(now)
@@ -190,38 +182,32 @@ class Batch:
     def _open(self, output: OutputFiles) -> bool:
         """Go on where the journal of this output ends. True: the output is there."""
         output.check()
-        journal = Journal(self.host.line_store(output.location), self._about, self._id)
-        self._id = journal.batch
+        journal = Journal(self.host.line_store(output.location), self._about, self._sender.batch_id)
+        self._sender.batch_id = journal.batch
         self._ended.go_on(journal, self.again)
         self.host.opened(journal.count)
-        self._sent_before = self._ended.most_sent
+        self._sender.sent_before = self._ended.most_sent
         if (complete := journal.complete) is None:
             return False
         self._ended.verify(output, self.source, complete)
-        self._exhausted = self.joined = True
+        self._unsent.exhausted = self.joined = True
         return True
 
     @property
     def _about(self) -> dict[str, Any]:
         return {**self.form.about(), **({} if self.sort is None else {"sort": self.sort})}
 
-    def _sorted(self, source: Source, whole: bool = False) -> Iterator[Row]:
-        """The rows in the order in which they are sent, which is the same in each run. `whole`: although the batch
-        stops."""
-        if self.sort is None:
-            return iter(source)
-        stopped = (lambda: False) if whole else self._stopping.is_set
-        return sorting.in_order(source, self.sort, self.form.beginning, stopped)
-
     def _turn(self, now: float) -> None:
         before = self.progress.ended
         try:
             self._look(now)
-            self._collect()
+            self._sender.collect()
             if not self._stopping.is_set():
-                self._send(now)
+                self._sender.send(window(self._places, self._rate.at(now), self._shared))
             self._ended.forget(now)
-            self._suspect(now)
+            self._sender.suspect(now)
+            if self._sender.retry:
+                self._stopping.wait(AWAY_PAUSE_S)
         except AWAY as error:
             self.progress.note = f"waiting: {error}"
             self._stopping.wait(AWAY_PAUSE_S)
@@ -232,7 +218,7 @@ class Batch:
         wait a twentieth of the time that has passed."""
         now = time.monotonic()
         rate = self._rate.at(now)
-        all_s = len(self._flight) / rate if rate else now - self._rate.began_at
+        all_s = len(self._sender.flight) / rate if rate else now - self._rate.began_at
         self._stopping.wait(min(max(0.05 * all_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
 
     def _look(self, now: float) -> None:
@@ -245,158 +231,8 @@ class Batch:
 
     def _show(self, now: float, seconds: float) -> None:
         shown = self.progress
-        shown.on_their_way, shown.seconds = len(self._flight), seconds
+        shown.on_their_way, shown.seconds = len(self._sender.flight), seconds
         shown.rows_per_s = self._rate.at(now)
-
-    # ------------------------------------------------------------ there
-
-    def _send(self, now: float) -> None:
-        limit = window(self._places, self._rate.at(now), self._shared)
-        while self._flight.takes(limit) and not self._stopping.is_set():
-            group = self._next(limit)
-            if not group:
-                return
-            self._known(group)
-            self._dispatch([sent for sent in group if sent.row.number in self._flight.rows])
-            if self._retry:
-                return
-
-    def _next(self, limit: int) -> list[RowInFlight]:
-        """The next rows to send, which are on their way from now on. A row that becomes no task ends at once."""
-        group: list[RowInFlight] = []
-        refused: list[tuple[Row, OutputLine]] = []
-        try:
-            while max(len(group), len(refused)) < SENT_TOGETHER and self._flight.takes(limit):
-                if self._retry:
-                    sent = self._retry.popleft()
-                elif (row := self._unsent or self._read()) is not None:
-                    self._unsent = row
-                    try:
-                        sent = self._sendable(row, self._seen - 1)
-                    except WRONG as error:
-                        if isinstance(error, AWAY):
-                            raise
-                        refused.append((row, self.form.refusal(row, error)))
-                        self._unsent = None
-                        continue
-                    self._unsent = None
-                else:
-                    break
-                self._flight.add(sent)
-                group.append(sent)
-        except AWAY:
-            if not group:
-                raise
-        finally:
-            self._ended.end(refused)
-        return group
-
-    def _sendable(self, row: Row, place: int) -> RowInFlight:
-        """With the options of all submissions of this batch. `place`: among the rows as they are sent. Raises
-        `InvalidRequest`, and one of `AWAY`."""
-        work = self.form.work(row)
-        for call in work.calls:
-            self.exchange.task(call.task)
-        calls = [call._replace(options={**call.options, **self.submission}) for call in work.calls]
-        self.exchange.goes_to(calls[-1].options.get("queue"))
-        name = f"b-{self._id}-{self._ended.round}-{row.number}-{row.digest:016x}"
-        ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
-        return RowInFlight(row, work._replace(calls=calls), ids, again=place < self._sent_before, place=place)
-
-    def _read(self) -> Row | None:
-        """The next row that has not ended. Rows that cannot be read end the batch: nobody can go on in them."""
-        while True:
-            try:
-                row = next(self._rows)
-            except StopIteration:
-                self._exhausted, self.progress.rows = True, self._seen
-                return None
-            except sorting.Stopped:
-                return None
-            except AWAY as error:
-                raise BatchError(f"{self.source.name}: no row can be read after {self._seen}: {error}") from error
-            self._seen += 1
-            ended = self._ended.digest_of(row.number)
-            if not ended:
-                return row
-            if ended != row.digest:
-                raise BatchError(
-                    f"{self.source.name}: row {row.number} has changed since its result was written: choose "
-                    f"another output, or remove {self._ended.name}"
-                )
-
-    def _known(self, group: list[RowInFlight]) -> None:
-        """End those rows that an earlier run has sent, and that have ended meanwhile."""
-        ids = [task_id for sent in group if sent.again for task_id in sent.ids if task_id in self._flight.of]
-        if ids:
-            self._arrived(self.exchange.outcomes(ids))
-
-    def _dispatch(self, group: list[RowInFlight]) -> None:
-        if not group:
-            return
-        self._ended.sent(1 + max(sent.place for sent in group))
-        refused: list[tuple[Row, OutputLine]] = []
-        for sent in group:
-            sent.sent_at = time.monotonic()
-        try:
-            for sent, error in self.exchange.send(group):
-                if error is None:
-                    continue
-                self._flight.drop(sent)
-                if isinstance(error, WRONG) and not isinstance(error, AWAY):
-                    self._check_ours(error)
-                    refused.append((sent.row, self.form.refusal(sent.row, error)))
-                else:
-                    self.progress.note = f"waiting: {error}"
-                    sent.again = True
-                    self._retry.append(sent)
-        finally:
-            self._ended.end(refused)
-        if self._retry:
-            self._stopping.wait(AWAY_PAUSE_S)
-
-    def _check_ours(self, error: Exception) -> None:
-        """Raises an error that every row would have: that of an option of the batch."""
-        if isinstance(error, InvalidRequest) and error.field.partition(".")[0] in self.submission:
-            raise error
-
-    # ------------------------------------------------------------ back
-
-    def _collect(self) -> None:
-        if ids := list(self._flight.of):
-            self._arrived(self.exchange.outcomes(ids))
-
-    def _arrived(self, outcomes: Mapping[str, TaskOutcome]) -> None:
-        ending = list(self._flight.ending(outcomes))
-        lines = [(sent.row, self._line(sent, inputs)) for sent, inputs in ending]
-        for task_id, outcome in outcomes.items():
-            self._flight.end(task_id, outcome)
-        self._ended.end(lines)
-        self._ended.have_results(ending)
-
-    def _line(self, sent: RowInFlight, inputs: list[TaskOutcome]) -> OutputLine:
-        """Results that the form cannot show are the row's error: a later try would find the same ones."""
-        try:
-            return sent.work.line(inputs)
-        except WRONG as error:
-            return self.form.refusal(sent.row, error)
-
-    def _suspect(self, now: float) -> None:
-        """Send again what is lost."""
-        if now - self._suspected_at < SUSPECT_S or self._retry:
-            return
-        self._suspected_at = now
-        doubtful = list(self._flight.doubtful(now, queue_is_empty=True))
-        if not doubtful:
-            return
-        if self.exchange.waiting():
-            doubtful = list(self._flight.doubtful(now, queue_is_empty=False))
-        begun = self.exchange.begun(doubtful)
-        ended = self.exchange.outcomes(doubtful).keys()
-        lost = [task_id for task_id in doubtful if task_id not in begun and task_id not in ended]
-        self._flight.resent(lost, now)
-        rows = {sent.row.number: sent for sent in map(self._flight.of.__getitem__, lost)}
-        self._dispatch(list(rows.values()))
 
     # ------------------------------------------------------------ the end
 
@@ -436,7 +272,7 @@ class Batch:
         """Make the output: of all rows, or with an error for those that have not ended."""
         self.host.joining()
         if self.complete:
-            self._ended.join(output, self.in_order, self.source, self._seen)
+            self._ended.join(output, self.in_order, self.source, self._unsent.seen)
         else:
             self._ended.join_with(output, self.in_order, self._refusals)
         self.joined = True
@@ -448,7 +284,7 @@ class Batch:
         return (self.form.refusal(row, error) for row in rows if not self._ended.digest_of(row.number))
 
     def _cancel(self) -> None:
-        if ids := {*self._flight.of, *self._sent_by_others()}:
+        if ids := {*self._sender.flight.of, *self._sent_by_others()}:
             self.exchange.cancel(sorted(ids))
         self._ended.cancelled()
 
@@ -456,9 +292,9 @@ class Batch:
         """The tasks that an earlier run may have sent, and that are not known to have ended."""
         if self.output is None or (rows := self.host.rows()) is None:
             return
-        for place, row in enumerate(self._sorted(rows, whole=True)):
-            if place >= self._sent_before:
+        for place, row in enumerate(self._unsent.order(rows, whole=True)):
+            if place >= self._sender.sent_before:
                 return
             if not self._ended.digest_of(row.number):
                 with contextlib.suppress(*WRONG, *AWAY):
-                    yield from self._sendable(row, place).ids
+                    yield from self._sender.sendable(row, place).ids

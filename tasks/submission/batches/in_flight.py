@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from petiole.tasks.submission.batches.progress import Progress
-from petiole.tasks.submission.batches.row_types import RowWork
 from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
+from petiole.tasks.submission.batches.rows.row_types import RowWork
 from petiole.tasks.submission.batches.rows.sources import Row
 
 AHEAD_S = 2.0

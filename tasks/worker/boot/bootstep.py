@@ -31,7 +31,7 @@ from petiole.tasks.settings import settings
 from petiole.tasks.worker.boot.batch_runners import BatchHost
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
-from petiole.tasks.worker.generation.counters import CountingThreads
+from petiole.tasks.worker.generation.counting import CountingThreads
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.card import find as find_card

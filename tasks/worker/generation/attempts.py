@@ -28,16 +28,20 @@ from petiole.contract.results.outputs import Prepared
 from petiole.gpu_worker.exceptions import EngineError, HandedBack
 from petiole.gpu_worker.request import Delta, Request, Result
 from petiole.gpu_worker.request.handle import Handle
-from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
+from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost, describe
+from petiole.tasks.servers import connections
+from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.codec import BegunAttempt, LoggedOutput
+from petiole.tasks.worker.broker.quarantine import Sign, end_stream
+from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Messages
-from petiole.tasks.worker.generation.effects import Effects
+from petiole.tasks.worker.generation.effects import Event
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import Job
 from petiole.tasks.worker.generation.presentation import Presentation
 from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, succeeded, unreadable
-from petiole.tasks.worker.output.publisher import Outbox
+from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters
 
 
@@ -104,8 +108,6 @@ def _record(done: bytes) -> dict[str, Any]:
 
 logger = logging.getLogger(__name__)
 
-Event = Callable[[], Effects]
-
 
 @dataclass
 class RunningAttempt:
@@ -115,8 +117,8 @@ class RunningAttempt:
     output does not pass through the job, but goes into the outbox.
 
     `handle` exists once the engine has the request. `spans`: None unless the attempt is traced. `post` passes
-    an event to the job; `guarded` runs a step whose exception gives the job up. `result_max_bytes()`: the largest
-    result that can be stored, as far as it is known."""
+    an event to the job; `guarded` runs a step and posts the event that follows it; its exception gives the job up.
+    `result_max_bytes()`: the largest result that can be stored, as far as it is known."""
 
     job: Job
     messages: Messages
@@ -128,7 +130,7 @@ class RunningAttempt:
     adapters: Adapters
     result_max_bytes: Callable[[], int]
     post: Callable[[Event], None]
-    guarded: Callable[[Callable[[], object]], None]
+    guarded: Callable[[Callable[[], Event | None]], None]
     handle: Handle | None = None
     _prompt_end: str = ""
 
@@ -185,7 +187,7 @@ class RunningAttempt:
     def _on_done(self, handle: Handle) -> None:
         if self.spans is not None:
             self.spans.generated(handle.result() if handle.error is None else None)
-        self.guarded(lambda: self.post(self._end_of(handle)))
+        self.guarded(lambda: self._end_of(handle))
 
     def _end_of(self, handle: Handle) -> Event:
         error, healthy = handle.error, self.engine.healthy
@@ -201,3 +203,55 @@ class RunningAttempt:
         lengths = partial(self.engine.text_lengths, request, result.token_ids)
         parts = self.presentation.parts(self.job.task_id, request, result, self._prompt_end, lengths)
         return succeeded(result, self.begun.attempt, self.begun.written, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxListener:
+    """What the publisher tells of an attempt's output, as events of its job. Output that cannot be written fails
+    the task. `post` passes an event to the job."""
+
+    job: Job
+    publisher: Publisher
+    completions: Completions
+    post: Callable[[Event], None]
+
+    def on_finished(self) -> None:
+        self.post(self.job.written)
+
+    def on_stale(self) -> None:
+        logger.warning("task %s: a newer attempt owns it; dropped here", self.job.task_id)
+        self.post(self.job.stale)
+
+    def on_damaged(self) -> None:
+        """The task's keys in Redis are damaged: it fails, and its stream has no last delta."""
+        keys = stream_keys(self.job.task_id)
+        expected = f"{keys.log} must be a list, and {keys.state} a hash with whole numbers as attempt and deaths"
+        logger.error("task %s: its stream is damaged: %s", self.job.task_id, expected)
+        self._fail(GenerationFailed(f"its stream in Redis is damaged: {expected}"))
+
+    def on_fault(self, error: Exception) -> None:
+        """The task's data cannot be handled: it fails, and a completion thread ends its stream."""
+        failure = GenerationFailed(f"its data cannot be handled: {type(error).__name__}: {error}")
+        self.completions.run(partial(self._end_with, failure))
+
+    def _end_with(self, failure: GenerationFailed) -> None:
+        task_id = self.job.task_id
+        try:
+            ttl_ms, error = self.publisher.ttl_ms, describe(failure)
+            end_stream(connections.streams(), task_id, ttl_ms, error, sign=Sign(own=True))
+        except Exception as error:
+            logger.warning("task %s: its stream has no end: %s", task_id, error)
+        self._fail(failure)
+
+    def _fail(self, failure: GenerationFailed) -> None:
+        self.post(partial(self.job.fail, failure))
+
+    def on_released(self) -> None:
+        self.post(self.job.released)
+
+    def on_mismatch(self) -> None:
+        differs = GenerationFailed("its log differs from what this attempt wrote")
+        self.post(partial(self.job.give_up, differs))
+
+    def on_cancel(self, *, flagged: bool) -> None:
+        self.post(partial(self.job.cancel_asked, flagged=flagged))

@@ -7,7 +7,6 @@ posted to the consumer's thread."""
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,15 +14,9 @@ from functools import cached_property, partial
 
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.threads.thread_pool import ThreadPool
-from petiole.tasks.errors import GenerationFailed, describe
 from petiole.tasks.fleet import control
-from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings
-from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.ledger import Account
-from petiole.tasks.worker.broker.quarantine import Sign, end_stream
-from petiole.tasks.worker.completion.backend import store_started
-from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.threads import Completions
@@ -32,11 +25,12 @@ from petiole.tasks.worker.delivery.delivery import Delivery, Messages
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.attempts import BeginReply, RunningAttempt
-from petiole.tasks.worker.generation.effects import Action, Effect, Effects
+from petiole.tasks.worker.generation.attempts import BeginReply, OutboxListener, RunningAttempt
+from petiole.tasks.worker.generation.effects import Action, Effect, Event
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import OVER, WRITING, Job, State
 from petiole.tasks.worker.generation.presentation import Presentation, Presentations
+from petiole.tasks.worker.generation.settlement import Settlement
 from petiole.tasks.worker.output.outcomes import Ending, Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters
@@ -68,20 +62,24 @@ class Services:
     def presentations(self) -> Presentations:
         return Presentations(self.engine)
 
+    def remove(self, job: Job) -> None:
+        """Another job of the same task stays."""
+        if (driver := self.jobs.get(job.task_id)) is not None and driver.job is job:
+            del self.jobs[job.task_id]
+
 
 class JobDriver:
     """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
 
-    `attempt` exists once it has begun and until the job is over, `completion` while the task is completed, `spans`
-    if the attempt is traced.
+    `attempt` exists once it has begun and until the job is over, `spans` if the attempt is traced.
     """
 
     def __init__(self, services: Services, delivery: Delivery) -> None:
         self.services = services
         self.messages = Messages(delivery)
         self.job = Job(delivery.task_id, time.monotonic())
+        self.settlement = Settlement(self.job, self.messages, services.completions, services.remove)
         self.attempt: RunningAttempt | None = None
-        self.completion: Completion | None = None
         self.presentation = Presentation()
         self.spans: AttemptSpans | None = None
 
@@ -104,23 +102,25 @@ class JobDriver:
 
     # ------------------------------------------------------------ any thread
 
-    def post(self, event: Callable[[], Effects]) -> None:
+    def post(self, event: Event) -> None:
         """Pass `event` to the job, and carry out the effects."""
         self.services.events.put(lambda: self._happen(event))
 
     def give_up(self, error: BaseException) -> None:
         self.post(partial(self.job.give_up, error))
 
-    def _guarded(self, step: Callable[[], object]) -> None:
-        """A step on another thread: an exception gives the job up, so that its message is not held for ever."""
+    def _guarded(self, step: Callable[[], Event | None]) -> None:
+        """A step on another thread, and the event that follows it. An exception gives the job up, so that its
+        message is not held for ever."""
         try:
-            step()
+            if (event := step()) is not None:
+                self.post(event)
         except Exception as error:
             self.give_up(error)
 
     # ------------------------------------------------------------ the thread of events
 
-    def _happen(self, event: Callable[[], Effects]) -> None:
+    def _happen(self, event: Event) -> None:
         before = self.job.state
         try:
             for effect in event():
@@ -146,7 +146,7 @@ class JobDriver:
             spans.end(self.job.outcome, state.name.lower())
 
     def _carry_out(self, effect: Effect) -> None:
-        services, job = self.services, self.job
+        services, job, settlement = self.services, self.job, self.settlement
         match effect:
             case effects.Submit(request):
                 self._begun.submit(request)
@@ -157,67 +157,42 @@ class JobDriver:
             case Action.RELEASE:
                 self._begun.outbox.release()
             case effects.WriteEnd(outcome):
-                self._write_end(outcome)
+                try:
+                    self._begun.outbox.finish(outcome)
+                except Exception as error:  # the outcome cannot be written as JSON
+                    self.fault(error)
             case Action.FLAG:
                 services.completions.run(partial(control.flag_cancel, job.task_id))
             case effects.Accept(at):
-                self._on_consumer(partial(self._accept, at))
+                self._on_consumer(partial(settlement.accept, at))
             case Action.STORE_STARTED:
-                services.completions.run(self._store_started)
+                services.completions.run(partial(settlement.store_started, self.post))
             case effects.Count(outcome):
                 services.tally.count(outcome)
             case effects.Complete(replay):
-                self._complete(replay)
+                settlement.complete(replay, self._told, self._on_consumer)
             case Action.GO_ON:
-                self._go_on()
+                settlement.go_on(self._on_consumer)
             case effects.Park(refusal):
                 if refusal is not None:
                     logger.error("task %s: its outcome cannot be stored yet: %s", job.task_id, refusal)
                 services.completions.run_later(partial(self.post, job.again))
             case Action.STAND_BY:
-                self._on_consumer(self._standby().watch)
+                lease_s = services.settings.visibility_timeout_s
+                standby = Standby(
+                    job.task_id, self.messages, services.mailbox, services.completions, lease_s, self._told
+                )
+                self._on_consumer(standby.watch)
             case effects.Settle():
                 if job.parked_at is not None:
                     logger.warning("task %s: its outcome is stored", job.task_id)
-                self._on_consumer(partial(self._settle, effect))
+                self._on_consumer(partial(settlement.settle, effect))
             case Action.LEAVE:
-                self._on_consumer(self._leave)
+                self._on_consumer(settlement.leave)
             case Action.REQUEUE:
-                self._on_consumer(self._requeue)
+                self._on_consumer(settlement.requeue)
             case effects.GiveUp(error):
                 self._drop(error)
-
-    def _write_end(self, outcome: Outcome) -> None:
-        try:
-            self._begun.outbox.finish(outcome)
-        except Exception as error:  # the outcome cannot be written as JSON
-            self.on_fault(error)
-
-    def _complete(self, replay: bool) -> None:
-        assert self.job.outcome is not None
-        self.completion = Completion(
-            self.task_id,
-            self.messages,
-            self.job.outcome,
-            replay=replay,
-            hard_limit_s=self.job.limit_s("hard"),
-            tell=self._told,
-            hand_on=self._go_on,
-        )
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Take the next step of the completion, on a thread that may take it."""
-        if (completion := self.completion) is None:  # the job was given up
-            return
-        if completion.for_consumer:
-            self._on_consumer(completion.take)
-        else:
-            self.services.completions.take(completion)
-
-    def _standby(self) -> Standby:
-        services, lease_s = self.services, self.services.settings.visibility_timeout_s
-        return Standby(self.task_id, self.messages, services.mailbox, services.completions, lease_s, self._told)
 
     def _drop(self, error: BaseException) -> None:
         logger.error("task %s is given up here; its message is requeued", self.task_id, exc_info=error)
@@ -225,10 +200,15 @@ class JobDriver:
             attempt.drop()
         # Not at once, because the same error may happen again. Without effect at shutdown, when all unacknowledged
         # messages go back.
-        self._on_consumer(self._forget)
+        self._on_consumer(self.settlement.forget)
         self.services.completions.run_later(lambda: self._on_consumer(self.messages.current.requeue))
 
-    def _on_consumer(self, step: Callable[[], object]) -> None:
+    def _told(self, report: Report) -> None:
+        if report is OtherDelivery.ANSWERED:  # on the consumer's thread
+            self.settlement.forget()
+        self.post(partial(self.job.reported, report, time.monotonic()))
+
+    def _on_consumer(self, step: Callable[[], Event | None]) -> None:
         self.services.mailbox.post(lambda: self._guarded(step))
 
     @property
@@ -261,7 +241,7 @@ class JobDriver:
             self.task_id,
             begun.attempt,
             begun.written,
-            self,
+            self.listener,
             needs_reader=needs_reader,
             marked=marked,
             ttl_s=ttl_s,
@@ -289,72 +269,22 @@ class JobDriver:
     def fail(self, error: Exception) -> None:
         self.post(partial(self.job.fail, error))
 
-    # ------------------------------------------------------------ publisher
-
-    def on_finished(self) -> None:
-        self.post(self.job.written)
-
-    def on_stale(self) -> None:
-        logger.warning("task %s: a newer attempt owns it; dropped here", self.task_id)
-        self.post(self.job.stale)
-
-    def on_damaged(self) -> None:
-        """The task's keys in Redis are damaged: it fails, and its stream has no last delta."""
-        keys = stream_keys(self.task_id)
-        expected = f"{keys.log} must be a list, and {keys.state} a hash with whole numbers as attempt and deaths"
-        logger.error("task %s: its stream is damaged: %s", self.task_id, expected)
-        self.fail(GenerationFailed(f"its stream in Redis is damaged: {expected}"))
-
-    def on_fault(self, error: Exception) -> None:
+    def fault(self, error: Exception) -> None:
         """The task's data cannot be written, or its attempt cannot begin: the task fails, and its stream ends."""
         if (attempt := self.attempt) is not None:
             attempt.outbox.drop()
-        failure = GenerationFailed(f"its data cannot be handled: {type(error).__name__}: {error}")
-        self.services.completions.run(partial(self._end_with, failure))
+        self.listener.on_fault(error)
 
-    def _end_with(self, failure: GenerationFailed) -> None:
-        """On a completion thread."""
-        try:
-            ttl_ms, error = self.services.publisher.ttl_ms, describe(failure)
-            end_stream(connections.streams(), self.task_id, ttl_ms, error, sign=Sign(own=True))
-        except Exception as error:
-            logger.warning("task %s: its stream has no end: %s", self.task_id, error)
-        self.fail(failure)
-
-    def on_released(self) -> None:
-        self.post(self.job.released)
-
-    def on_mismatch(self) -> None:
-        self.give_up(GenerationFailed("its log differs from what this attempt wrote"))
-
-    def on_cancel(self, *, flagged: bool) -> None:
-        self.post(partial(self.job.cancel_asked, flagged=flagged))
-
-    # ------------------------------------------------------------ completion threads
-
-    def _told(self, report: Report) -> None:
-        if report is OtherDelivery.ANSWERED:  # on the consumer's thread
-            self._forget()
-        self.post(partial(self.job.reported, report, time.monotonic()))
-
-    def _store_started(self) -> None:
-        request = self.messages.current.request
-        try:
-            if self.job.outcome is None and not request.ignore_result:
-                meta = {"pid": os.getpid(), "hostname": request.hostname}
-                store_started(request.task.backend, self.task_id, meta, request._context)
-        finally:
-            self.post(self.job.started_stored)
+    @property
+    def listener(self) -> OutboxListener:
+        return OutboxListener(self.job, self.services.publisher, self.services.completions, self.post)
 
     # ------------------------------------------------------------ consumer's thread
 
     def rebind(self, delivery: Delivery) -> None:
         """The message came again after a lost connection: keep generating, and answer the new request object."""
-        if self.messages.add(delivery):
-            if self.messages.accepted_at is not None:
-                delivery.begun()
-            if delivery.request.ending is not None:
-                self.stop(delivery.request.ending)
+        if (event := self.settlement.rebind(delivery)) is not None:
+            self.post(event)
 
     def stop(self, ending: Ending) -> None:
         """Cancel the generation, because the task was revoked or has expired."""
@@ -367,33 +297,3 @@ class JobDriver:
     def hand_back(self) -> None:
         """Let another worker resume the task. The job is over once all output of this attempt is in the log."""
         self.post(self.job.hand_back)
-
-    def _accept(self, at: float) -> None:
-        delivery = self.messages.current
-        delivery.begun()
-        delivery.request.revoked()  # or expired, while it waited in the engine
-        if delivery.request.ending is not None:
-            self.stop(delivery.request.ending)
-        else:
-            self.messages.accept(at)
-            self.post(self.job.accepted)
-
-    def _settle(self, how: effects.Settle) -> None:
-        self._forget()
-        if how.soft_limit_s is not None:
-            self.messages.current.timeout_callback(True, how.soft_limit_s)
-        self.messages.current.callback((how.failed, how.value, how.runtime_s))
-
-    def _leave(self) -> None:
-        self._forget()
-        self.messages.current.acknowledge()
-
-    def _requeue(self) -> None:
-        self._forget()
-        self.messages.current.requeue()
-
-    def _forget(self) -> None:
-        if self.services.jobs.get(self.task_id) is self:
-            del self.services.jobs[self.task_id]
-        self.completion = None  # it refers to this driver
-        self.messages.forget()

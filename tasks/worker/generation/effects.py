@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -86,3 +87,5 @@ class GiveUp:
 
 Effect = Action | Submit | Accept | WriteEnd | Count | Complete | Park | Settle | GiveUp
 Effects = list[Effect]
+Event = Callable[[], Effects]
+"""A method of a job, with its arguments."""

@@ -120,7 +120,7 @@ class Intake:
                 self._start(job, request, images, BeginReply.parse(reply), marked=position < room)
             except Exception as error:
                 logger.exception("task %s cannot be started", job.task_id)
-                job.on_fault(error)
+                job.fault(error)
 
     def _read(self, job: JobDriver) -> Common | PetioleError:
         """The request of a message. The gate has checked the message's form, but its options may be another
@@ -187,7 +187,7 @@ class Intake:
         marked: bool,
     ) -> None:
         if begun is None:
-            job.on_damaged()
+            job.listener.on_damaged()
             return
         services, delivery = self._services, job.messages.current
         request = asked if isinstance(asked, Common) else None

@@ -37,7 +37,7 @@ from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.generation import counting
-from petiole.tasks.worker.generation.counters import CountingThreads
+from petiole.tasks.worker.generation.counting import CountingThreads
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engines import EngineLike, load_engine
 from petiole.tasks.worker.generation.intake import Intake

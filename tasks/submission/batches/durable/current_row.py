@@ -16,8 +16,8 @@ from typing import Any
 
 from petiole.tasks.submission.batches.client import AWAY, WRONG
 from petiole.tasks.submission.batches.durable.records import DEATHS_OF_A_ROW
-from petiole.tasks.submission.batches.row_types import Fault, RowType, RowWork
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine
+from petiole.tasks.submission.batches.rows.row_types import Fault, RowType, RowWork
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 
 _NUMBER = struct.Struct("<q")

@@ -27,7 +27,6 @@ import redis
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import row_types
 from petiole.tasks.submission.batches.batch import Batch, Host
 from petiole.tasks.submission.batches.client import AWAY
 from petiole.tasks.submission.batches.durable import fair_share, records
@@ -36,8 +35,8 @@ from petiole.tasks.submission.batches.durable.records import BatchRecord, Lease,
 from petiole.tasks.submission.batches.files import roots, storage
 from petiole.tasks.submission.batches.files.storage import StorageError
 from petiole.tasks.submission.batches.journal import OutputFiles
-from petiole.tasks.submission.batches.row_types import Fault, NotRun, RowType
-from petiole.tasks.submission.batches.rows import sources
+from petiole.tasks.submission.batches.rows import row_types, sources
+from petiole.tasks.submission.batches.rows.row_types import Fault, NotRun, RowType
 from petiole.tasks.submission.batches.rows.sources import Source
 from petiole.tasks.submission.batches.segments import PageStore
 from petiole.tasks.traces import carried

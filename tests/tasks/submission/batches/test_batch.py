@@ -18,8 +18,8 @@ from petiole.tasks.submission.batches.client import BatchClient, Fleet
 from petiole.tasks.submission.batches.in_flight import RowInFlight
 from petiole.tasks.submission.batches.journal import OutputFiles
 from petiole.tasks.submission.batches.progress import FirstRows, Progress
-from petiole.tasks.submission.batches.row_types import RequestRows, RowTask, RowWork
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine, TaskOutcome
+from petiole.tasks.submission.batches.rows.row_types import RequestRows, RowTask, RowWork
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 
 ROWS = 40

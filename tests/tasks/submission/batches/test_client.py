@@ -56,7 +56,7 @@ TWICE = """
 from petiole.tasks.app.application import app
 from petiole.tasks.submission.batches.client import BatchClient
 from petiole.tasks.submission.batches.in_flight import RowInFlight
-from petiole.tasks.submission.batches.row_types import RowTask, RowWork
+from petiole.tasks.submission.batches.rows.row_types import RowTask, RowWork
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.rows.sources import Row
 exchange = BatchClient(app)
@@ -91,7 +91,7 @@ from petiole.tasks.app.application import app
 from petiole.tasks.submission import bundles
 from petiole.tasks.submission.batches.client import BatchClient
 from petiole.tasks.submission.batches.in_flight import RowInFlight
-from petiole.tasks.submission.batches.row_types import RowTask, RowWork
+from petiole.tasks.submission.batches.rows.row_types import RowTask, RowWork
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.rows.sources import Row
 def fail(*tried):

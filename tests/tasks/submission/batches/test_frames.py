@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.submission.batches.row_types import RequestRows
 from petiole.tasks.submission.batches.rows import frames
+from petiole.tasks.submission.batches.rows.row_types import RequestRows
 from petiole.tasks.submission.batches.rows.sources import Row, Source, source_of
 
 COLUMNS = {"n": [1, 2, 3], "text": ["a", None, "c"]}

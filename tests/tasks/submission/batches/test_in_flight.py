@@ -13,8 +13,8 @@ from petiole.tasks.submission.batches.in_flight import (
     RowsInFlight,
     window,
 )
-from petiole.tasks.submission.batches.row_types import RowWork
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine, TaskOutcome
+from petiole.tasks.submission.batches.rows.row_types import RowWork
 from petiole.tasks.submission.batches.rows.sources import Row
 
 NOTHING = RowWork([], lambda outcomes: OutputLine(True, {}))

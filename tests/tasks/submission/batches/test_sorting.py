@@ -13,12 +13,11 @@ from typing import IO, Any
 import pytest
 
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import row_types
 from petiole.tasks.submission.batches.api import batch
 from petiole.tasks.submission.batches.durable.runner import form_of
 from petiole.tasks.submission.batches.durable.submitting import spec_of
-from petiole.tasks.submission.batches.row_types import RequestRows
-from petiole.tasks.submission.batches.rows import sorting
+from petiole.tasks.submission.batches.rows import row_types, sorting
+from petiole.tasks.submission.batches.rows.row_types import RequestRows
 from petiole.tasks.submission.batches.rows.sorting import Sort
 from petiole.tasks.submission.batches.rows.sources import Row
 

@@ -17,9 +17,9 @@ from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.files.storage import StorageError
-from petiole.tasks.submission.batches.row_types import RequestRows
 from petiole.tasks.submission.batches.rows import sources
 from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
+from petiole.tasks.submission.batches.rows.row_types import RequestRows
 from petiole.tasks.submission.batches.rows.sources import Row, source_of
 from petiole.tasks.submission.batches.rows.template import RowTemplate
 

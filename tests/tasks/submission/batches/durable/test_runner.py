@@ -17,7 +17,7 @@ import redis
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import batch as loop, journal, row_types, segments
+from petiole.tasks.submission.batches import batch as loop, journal, segments
 from petiole.tasks.submission.batches.api import batch
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.client import BatchClient, Fleet
@@ -28,6 +28,7 @@ from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.files.storage import StorageError
 from petiole.tasks.submission.batches.in_flight import FairShare, RowInFlight
 from petiole.tasks.submission.batches.progress import Progress
+from petiole.tasks.submission.batches.rows import row_types
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 from tests.support.site import RedisServer
