@@ -192,6 +192,11 @@ class ScheduledSequence(SchedulableSequence):
         return self.allocation is not None and not self.preempting and not self.finalized
 
     @property
+    def asks_for_drafts(self) -> bool:
+        """Whether it has a drafter that does not rest."""
+        return self.drafter is not None and len(self.generated) >= self.drafts_from
+
+    @property
     def reused(self) -> int:
         """Number of cached positions with which it got its row. Its first step begins there."""
         assert self.allocation is not None, "a sequence without a row"

@@ -1,8 +1,9 @@
 """Prompt lookup: drafts are the tokens that followed the latest earlier occurrence of the last few tokens.
 
 The tokens are kept as a text of one character each, so that a look-up is a search in a text, without an index: of
-some thousands of tokens in microseconds. Longer n-grams take precedence. A draft that reaches the end of the
-sequence continues with its own tokens, so a short period is repeated as often as needed.
+some thousands of tokens in microseconds. Longer n-grams take precedence: what follows sixteen equal tokens is
+mostly equal, too. A draft that reaches the end of the sequence continues with its own tokens, so a short period is
+repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore as many drafts are proposed as are worth their price by how many
 were right lately, and none for text without repetitions. A sequence that proposes nothing *rests*, each time twice
@@ -49,10 +50,10 @@ _SURE = Price(SURE, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """Looks up the last `longest` tokens first, then fewer, down to `shortest`."""
+    """Looks up the last `longest` tokens first, then half as many each time, down to `shortest`."""
 
     shortest: int = 2
-    longest: int = 4
+    longest: int = 16
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -125,9 +126,10 @@ class NgramDrafter:
     def guess(self, count: int) -> list[int]:
         """Drafts for the next `count` tokens; none if the last tokens have not occurred before."""
         tokens, end = self._tokens, len(self._tokens)
-        for n in range(min(self._longest, end), self._shortest - 1, -1):
-            at = tokens.rfind(tokens[end - n :], 0, end - 1)
-            if at >= 0:
+        n = self._longest
+        while n >= self._shortest:
+            if n < end and (at := tokens.rfind(tokens[end - n :], 0, end - 1)) >= 0:
                 found = tokens[at + n : at + n + count]  # fewer than `count`: all of a period
                 return [*map(ord, found * -(-count // len(found)))][:count] if count else []
+            n //= 2
         return []

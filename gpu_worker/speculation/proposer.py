@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _LOG_EVERY = 1000
 
-TRUST_AT_FIRST = 0.6
+TRUST_AT_FIRST = 0.5
 LATEST = 1 / 8
 """The weight of the latest draft in a drafter's `trust`, a moving average of how many of its drafts were right."""
 

@@ -38,7 +38,7 @@ class PlannedDrafts:
     ) -> tuple[list[ScheduledSequence], list[Sequence[int]] | None]:
         """The sequences that need not wait, and the drafts of each, which may be none. None: nobody has any, and
         nobody repeats inputs. Changes no sequence."""
-        asked = [seq for seq in sequences if seq.drafter is not None and len(seq.generated) >= seq.drafts_from]
+        asked = [seq for seq in sequences if seq.asks_for_drafts]
         # Where there are states, a sequence may have to wait for a snapshot, and repeats what was rejected.
         everybody = self._states is not None
         if not asked and not everybody:
@@ -65,10 +65,14 @@ class PlannedDrafts:
 
     def behind(self, plan: StepPlan) -> StepPlan:
         """The plan with what the runtime is to draft behind it."""
-        if not self._by_runtime or not plan.sequences:
+        if not self._by_runtime:
             return plan
-        price, drafts = self.price.of(len(plan.sequences)), plan.drafts or [()] * len(plan.sequences)
-        ahead = [self._wanted(seq, price, len(own)) for seq, own in zip(plan.sequences, drafts, strict=True)]
+        asked = [(i, seq) for i, seq in enumerate(plan.sequences) if seq.asks_for_drafts]
+        if not asked:
+            return plan
+        price, ahead = self.price.of(len(plan.sequences)), [0] * len(plan.sequences)
+        for i, seq in asked:
+            ahead[i] = self._wanted(seq, price, len(plan.drafts[i]) if plan.drafts else 0)
         return replace(plan, ahead=ahead) if any(ahead) else plan
 
     def _of(
@@ -107,8 +111,9 @@ class PlannedDrafts:
 
     def _wanted(self, seq: ScheduledSequence, price: Price, n_drafts: int) -> int:
         """See `Drafter.wanted`. The next step verifies none of them if its first token is the last one."""
+        assert seq.drafter is not None
         room = min(self._most, seq.remaining_tokens - n_drafts - 2)
-        if seq.drafter is None or room <= 0:
+        if room <= 0:
             return 0
         try:
             return seq.drafter.wanted(room, price, waits=self._needs_commit(seq))

@@ -24,12 +24,12 @@ TRIED, TRIED_OF = 4, 512
 """So many of so many steps have drafts for the least price. Otherwise, where they are too dear, nothing would show
 that they have become cheaper."""
 
-LOOK_S, LOOKS = 20e-6, 0.01
+LOOK_S, LOOKS = 20e-6, 0.005
 """About what a look for the drafts of a sequence costs the host, and the share of a step that looks may cost."""
 
 MOST_REST = 16
 
-MEASURED = 16
+MEASURED = 32
 """One step in so many is measured, and those in which drafts are tried. To measure it costs the host something."""
 
 LATEST = 1 / 8

@@ -25,7 +25,7 @@ from petiole.gpu_worker.speculation.proposer import TRUST_AT_FIRST, agreeing, be
 from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
 
-PRICE = 0.5
+PRICE, LOW = 0.5, 0.4
 CHEAP = Price(PRICE, 0.0)
 
 CONSTRAINED = [
@@ -277,7 +277,7 @@ def worth(drafter: NgramDrafter, price: float) -> int:
         ([1, 2, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),
         ([7, 7, 7], 4, [7, 7, 7, 7]),
         ([1, 2, 9, 1, 2, 8, 1, 2], 2, [8, 1]),
-        ([5, 1, 2, 9, 6, 1, 2, 8, 5, 1, 2], 1, [9]),
+        ([5, 1, 2, 3, 9, 6, 2, 3, 8, 5, 1, 2, 3], 1, [9]),
         ([1, 2, 3, 4], 3, []),
         ([1], 3, []),
         ([], 3, []),
@@ -319,10 +319,10 @@ def test_every_token_of_a_vocabulary_is_found_again(token: int) -> None:
 
 def test_lookup_proposes_as_much_as_has_held_lately() -> None:
     drafter = NgramProposer().drafter([1, 2, 3])
-    assert not proposed(drafter, 8, PRICE)
+    assert not proposed(drafter, 8, LOW)
     drafter.extend([1, 2])
-    assert proposed(drafter, 8, PRICE) == [3], "it is tried"
-    assert not proposed(drafter, 8, 0.7), "where a draft costs more"
+    assert proposed(drafter, 8, LOW) == [3], "it is tried"
+    assert not proposed(drafter, 8, PRICE), "where a draft costs more"
     assert read(drafter, [3, 1, 2] * 60) > 90
     assert proposed(drafter, 8, PRICE) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert not proposed(drafter, 8, 1)
@@ -349,6 +349,15 @@ def test_lookup_rests_where_it_proposes_nothing_and_finds_what_repeats_itself_ag
     assert rests == [min(rest, n) for n in (1, 3, 7, 15, 31, 63)]
     assert read(drafter, [5, 6, 7] * 50, price) > 30
     assert drafter.rests(price, in_flight=False) == 0
+
+
+def test_new_text_is_not_tried_where_a_wrong_draft_makes_the_device_idle() -> None:
+    """Two equal tokens now and then are no reason to wait. Guesses are free, and tell whether it would pay."""
+    price, drafter = Price(0.25, 0.34), NgramProposer().drafter([7, 8, 9])
+    for token in [token for last in range(100, 140) for token in (1, 2, last)]:
+        drafter.guessed = drafter.guess(1)
+        assert not (drafter.guessed and drafter.worth(price, in_flight=True))
+        drafter.extend([token])
 
 
 def test_lookup_rests_for_longer_where_a_look_takes_longer() -> None:
@@ -402,6 +411,6 @@ def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
     found = {drafts: proposed(drafter, 3, PRICE, Launched(drafts)) for drafts in behind_drafts}
     assert found == behind_drafts
     cautious = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
-    assert 0 < worth(cautious, PRICE) < 3
-    assert len(proposed(cautious, 3, PRICE) or ()) == worth(cautious, PRICE)
-    assert proposed(cautious, 3, PRICE, Launched((1, 2))) is None, "too much of what they follow is uncertain"
+    assert 0 < worth(cautious, LOW) < 3
+    assert len(proposed(cautious, 3, LOW) or ()) == worth(cautious, LOW)
+    assert proposed(cautious, 3, LOW, Launched((1, 2))) is None, "too much of what they follow is uncertain"

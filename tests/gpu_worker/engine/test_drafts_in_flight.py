@@ -18,7 +18,7 @@ from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.outcomes import Operation
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
-from petiole.gpu_worker.speculation import Launched, NgramProposer, Price
+from petiole.gpu_worker.speculation import HeadProposer, Launched, NgramProposer, Price
 from tests.support.toy_engine import (
     NAPS,
     Bold,
@@ -93,7 +93,7 @@ class Watched:
         settings = {"proposer": KnowingProposer(asked) if by == "host" else BoldProposer(), **(config or {})}
         if by == "runtime":
             machine = {"drafts": K, "right": right, **machine}
-            settings["proposer"] = BoldHeadProposer([DRAFTED] * K)
+            settings = {"proposer": BoldHeadProposer([DRAFTED] * K), **(config or {})}
         engine = toy_engine(machine=machine, jitter=late, speculative_tokens=K, **settings)
         launch = engine.runtime.launch_forward
 
@@ -162,6 +162,16 @@ def test_drafts_behind_uncertain_tokens_wait_until_these_are_known() -> None:
         assert Expected.of(engine.generate([asked])[0]) == expected(asked)
     assert seen
     assert not seen[0]
+
+
+def test_a_head_of_which_nothing_holds_soon_drafts_nothing() -> None:
+    """Rows that rest are not asked, and their steps are those of rows without drafts."""
+    asked = [request([3 + i, 4], 80, ignore_eos=True) for i in range(2)]
+    found = Watched("runtime", 0, asked, {"proposer": HeadProposer([DRAFTED] * K)})
+    assert found.agrees
+    ahead = [0 if batch.ahead is None else int(batch.ahead.sum()) for batch in found.batches]
+    assert 0 < np.count_nonzero(ahead) < len(ahead) / 2
+    assert all(batch.lengths.max() == 1 for batch in found.batches[40:])
 
 
 class Sleepy(Knowing):
