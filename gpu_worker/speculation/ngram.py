@@ -50,7 +50,8 @@ _SURE = Price(SURE, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """Looks up the last `longest` tokens first, then half as many each time, down to `shortest`."""
+    """Looks up the last `longest` tokens first, then half as many each time, and never fewer than
+    `shortest`."""
 
     shortest: int = 2
     longest: int = 16

@@ -198,7 +198,7 @@ class Batch:
         return {**self.form.about(), **({} if self.sort is None else {"sort": self.sort})}
 
     def _turn(self, now: float) -> None:
-        before = self.progress.ended
+        before, self._sender.put_off = self.progress.ended, False
         try:
             self._look(now)
             self._sender.collect()
@@ -206,7 +206,7 @@ class Batch:
                 self._sender.send(window(self._places, self._rate.at(now), self._shared))
             self._ended.forget(now)
             self._sender.suspect(now)
-            if self._sender.retry:
+            if self._sender.put_off:
                 self._stopping.wait(AWAY_PAUSE_S)
         except AWAY as error:
             self.progress.note = f"waiting: {error}"

@@ -100,7 +100,7 @@ class RowSender:
 
     `submission`: the options of all tasks. `stopping`: nothing more is sent. `retry`: rows that Redis did not
     take. `sent_before`: rows before this one may have been sent by an earlier run. `batch_id`: the ids of tasks
-    begin with it.
+    begin with it. `put_off`: Redis has not taken some of the rows that were sent last.
 
     Methods raise one of `AWAY` while a server is away. Nothing is lost then: the same call goes on."""
 
@@ -113,6 +113,7 @@ class RowSender:
     stopping: Event
     batch_id: str = field(default_factory=lambda: os.urandom(6).hex())
     sent_before: int = 0
+    put_off: bool = False
     flight: RowsInFlight = field(default_factory=RowsInFlight)
     retry: deque[RowInFlight] = field(default_factory=deque)
     _suspected_at: float = float("-inf")
@@ -201,6 +202,7 @@ class RowSender:
                     self.progress.note = f"waiting: {error}"
                     sent.again = True
                     self.retry.append(sent)
+                    self.put_off = True
         finally:
             self.ended.end(refused)
 

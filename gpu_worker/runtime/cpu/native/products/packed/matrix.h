@@ -46,7 +46,7 @@ typedef struct {
   const float *held; /* whose copy `inputs` is */
   int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k] */
   float *sums;       /* [2][ROWS][PAIR] */
-  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c */
+  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c or group_tiles.c */
   const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */
   int in_other;        /* whether it is the second one there */
   void (*meanwhile)(void *of); /* other work that is done beside products on tiles, or null */
