@@ -169,7 +169,7 @@ def check(
     before = of.scrape()
     breaks()
     eventually(seen, "the exporter shows it")
-    assert of.doctor() == set(doctor)
+    eventually(lambda: of.doctor() == set(doctor), f"it names {doctor}, and nothing else")
     judged(of.site.folder, before, of.scrape(), alerts, panel)
 
 
