@@ -327,7 +327,7 @@ def slowness(site: Site) -> Iterator[None]:
     def hold_up() -> None:
         with redis.Redis(unix_socket_path=str(site.server.socket), socket_timeout=None) as busy:
             while not ended.is_set():
-                busy.execute_command("DEBUG", "SLEEP", str(4 * SLOW_S))
+                busy.execute_command("DEBUG", "SLEEP", str(2 * SLOW_S))
 
     threads = [threading.Thread(target=hold_up, daemon=True) for _ in range(2)]
     for thread in threads:
