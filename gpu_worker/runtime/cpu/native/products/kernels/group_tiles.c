@@ -134,7 +134,7 @@ INLINE void add_runs(int kind, int rows, int zeros, int offsets, const Groups *g
 
 /* All rows. After the last one some are computed that nobody reads. */
 INLINE void add_all_runs(int kind, int zeros, int offsets, const Groups *g, int64_t m, const Widened *w, const char *x,
-                     const float *sums, float *c, int64_t ldc, Widening *next) {
+                         const float *sums, float *c, int64_t ldc, Widening *next) {
   for (int64_t j = 0; j < m; j += SIDE)
     for (int half = 0; half < 2; half++) {
       const char *in = x + j * KC * 2;
