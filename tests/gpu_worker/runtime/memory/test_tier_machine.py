@@ -212,6 +212,13 @@ class TierMachine(RuleBasedStateMachine):
                 self.hear_all()
 
     @rule(dice=DICE)
+    def go_on_in_another_process(self, dice: random.Random) -> None:
+        """Its tree is empty, so that what was computed comes from files."""
+        self.run_prompts(dice, 2)
+        self.another_process(killed=False)
+        self.run_prompts(dice, 3)
+
+    @rule(dice=DICE)
     def arrive_alone(self, dice: random.Random) -> None:
         self.arrive(dice)
 
@@ -346,9 +353,11 @@ class TierMachine(RuleBasedStateMachine):
                 data[dice.choice([dice.randrange(200), dice.randrange(HEADER, len(data))])] ^= 1 << dice.randrange(
                     8
                 )
-            path.unlink()  # it may be read-only
             source = bytes(data) if how == "bit" else bytes(data[: dice.randrange(len(data))])
-            path.write_bytes(dice.choice(paths).read_bytes() if how == "another" and len(paths) > 9 else source)
+            if how == "another" and len(paths) > 9:
+                source = dice.choice(paths).read_bytes()
+            path.unlink()  # it may be read-only
+            path.write_bytes(source)
 
     # --- what must hold ---
 
