@@ -248,10 +248,17 @@ def progress(items: Sequence[T], what: str) -> Iterator[T]:
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
-    parser.add_argument("--json", metavar="PATH", help="write all samples and results here")
+    parser.add_argument("--json", type=_file, metavar="PATH", help="write all samples and results here")
     parser.add_argument("--plots", metavar="FOLDER", help="write plots (PNG) here")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, to see that everything runs")
     return parser
+
+
+def _file(path: str) -> str:
+    """What `--json` names. A long run learns now, and not at its end, that nothing can be written there."""
+    if Path(path).is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder")
+    return path
 
 
 def machine() -> dict[str, Any]:
