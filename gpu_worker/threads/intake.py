@@ -24,7 +24,7 @@ from petiole.gpu_worker.preparation.prompts import names_a_video
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.device.tracing import NO_TRACE, Tracer
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
-from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.gpu_worker.threads.inbox import ThreadPool
 
 PREPARATION_THREADS = 2
 VIDEO_THREADS = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -60,8 +59,6 @@ def configure(app: Any) -> None:
     app.loader.override_backends = BACKENDS
     app.steps["worker"].add(EngineStep)
     log_redaction.install()
-    for name in program.LOGGERS:
-        logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)
     patches.install()
     commands.install(app)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from petiole.gpu_worker.request import Request
-from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.gpu_worker.threads.inbox import ThreadPool
 from petiole.tasks.fleet import control
 from petiole.tasks.settings import Settings
 from petiole.tasks.wire.record.ledger import Account
