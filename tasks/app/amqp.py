@@ -1,4 +1,4 @@
-"""How Celery declares this app's queues and makes the messages that go there.
+"""How Celery declares this app's queues, makes the messages that go there, and reaches the broker.
 
 On Redis, queues that producers name are listed in one place. On RabbitMQ, tasks behave as on Redis: the queues are
 quorum queues. A consumer of a quorum queue never holds more messages than its first prefetch count.
@@ -7,17 +7,30 @@ delivery, which needs exchanges of the type topic."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 from amqp.exceptions import NotFound
+from celery import Celery
 from celery.app import amqp as stock
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu import messaging
+from kombu.connection import ConnectionPool
+from kombu.pools import ProducerPool
 
+from petiole import _lazy
+from petiole.tasks.app import interop
 from petiole.tasks.traces import carried
+
+if TYPE_CHECKING:
+    from petiole.tasks.app import redis_transport as publishing
+else:
+    publishing = _lazy.module("petiole.tasks.app.redis_transport")
+
 
 QUEUE_TYPE = "quorum"
 EXCHANGE_TYPE = "topic"
@@ -127,3 +140,91 @@ def _is_short(value: Any) -> bool:
     if type(value) is list:  # of token ids
         return len(value) < 200 and {*map(type, value)} <= {int}
     return len(value) < 500 if type(value) is str else value is None or type(value) in {int, float, bool}
+
+
+class Connections(ConnectionPool):
+    close_after_fork = False
+
+    def __init__(self, connection: Any, limit: int) -> None:
+        stock: Any = super()
+        stock.__init__(connection, limit=limit)
+
+    def new(self) -> Any:
+        stock: Any = super()
+        return publishing.through(stock.new())
+
+
+class Producer(messaging.Producer):
+    """Celery sends all tasks of a group with one producer, that of the app of the first task. So a producer of
+    Petiole's may get a message of another app, whose broker may be another. It passes the message on to that app's
+    producers. (The other way round, Petiole's tasks do not take a producer from a group: `submission.task`.)"""
+
+    app: Celery
+    connection: Any
+    _channel: Any
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether what is published is not sent (`redis_transport`)."""
+        return getattr(self._channel, "is_collecting", False)
+
+    def publish(self, body: Any, *more: Any, **options: Any) -> Any:
+        theirs = interop.elsewhere(self.app, options.get("reply_to"))
+        if theirs is None:
+            stock: Any = super()
+            return stock.publish(body, *more, **options)
+        with theirs.producer_or_acquire() as producer:
+            return producer.publish(body, *more, **options)
+
+    def maybe_declare(self, entity: Any, retry: bool = False, **policy: Any) -> Any:
+        """kombu copies the queue, and binds the copy, before it looks whether the queue is declared already."""
+        if entity.can_cache_declaration and hash(entity) in self.connection.declared_entities:
+            return False
+        stock: Any = super()
+        return stock.maybe_declare(entity, retry, **policy)
+
+
+class Producers(ProducerPool):
+    close_after_fork = False
+
+    def __init__(self, app: Celery, **connection: Any) -> None:
+        limit = app.conf.broker_pool_limit or 0
+        kind = type("Producer", (Producer,), {"app": app})
+        stock: Any = super()
+        stock.__init__(Connections(app.connection_for_write(**connection), limit), limit=limit, Producer=kind)
+
+
+class ConnectionPools:
+    """Petiole's own pools of connections and producers, one pair for each process. `connection`: options of the
+    connections.
+
+    kombu keeps the pools of all Celery apps of a process in two groups, and one limit for all of them: the app
+    that is used last sets it. kombu then resizes the pools of the other apps, and raises an error if one of them
+    is in use and has to shrink. Petiole's pools are in no group. So Petiole's limit does not change the pools of
+    other apps, nor theirs Petiole's.
+
+    A forked child makes pools of its own. kombu notices only billiard's forks, not those of `gunicorn --preload`
+    or uWSGI, whose workers would share RabbitMQ's connections and mix their messages. The child keeps the pools
+    that it has inherited, and does not use them: if it closed or collected amqp's connections, the parent's would
+    be closed, too."""
+
+    def __init__(self, app: Celery, **connection: Any) -> None:
+        self._app, self._connection = app, connection
+        self._of_process: dict[int, Producers] = {}
+
+    @property
+    def made(self) -> bool:
+        """Whether this process has pools, and so perhaps connections."""
+        return os.getpid() in self._of_process
+
+    @property
+    def producers(self) -> Any:
+        process = os.getpid()
+        found = self._of_process.get(process)
+        if found is None:  # another thread may make it at the same time: all take the first
+            found = self._of_process.setdefault(process, Producers(self._app, **self._connection))
+        return found
+
+    @property
+    def connections(self) -> Any:
+        return self.producers.connections

@@ -23,9 +23,8 @@ from petiole import _lazy
 from petiole.contract.settings.urls import RABBITMQ, SENTINEL, scheme
 from petiole.contract.tasks import TASKS
 from petiole.tasks.app import interop, worker_side
-from petiole.tasks.app.amqp import Amqp, whole_second
+from petiole.tasks.app.amqp import Amqp, ConnectionPools, whole_second
 from petiole.tasks.app.circuit_breaker import Breaker
-from petiole.tasks.app.pools import ConnectionPools
 from petiole.tasks.app.stored_errors import with_stored_errors
 
 if TYPE_CHECKING:

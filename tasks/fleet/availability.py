@@ -24,11 +24,10 @@ from petiole.contract.settings.urls import redacted
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import InvalidRequest, NoWorker, Unavailable
 from petiole.tasks.fleet import markers, reports
-from petiole.tasks.fleet.models import is_own
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.wire.keys import WORKERS_KEY
+from petiole.tasks.wire.keys import WORKERS_KEY, is_own
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from celery import Celery
 from petiole.contract.settings.engine import BATCHING
 from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.app import worker_side
-from petiole.tasks.app.pools import ConnectionPools
+from petiole.tasks.app.amqp import ConnectionPools
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import idempotency
 from petiole.tasks.worker.boot import log_redaction, patches, program
