@@ -14,9 +14,9 @@ from petiole.contract.limits import Truncate
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, RequestImage, rotary_positions
+from petiole.gpu_worker.request.requests import check_token_ids
 from petiole.gpu_worker.request.values import Numbers, ValueKind, ValueKinds
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.text.checks import check_token_ids
 
 MOST_SCORES = 2**20
 """Log-probabilities of a prompt: 49,932 tokens with the 20 likeliest of each."""

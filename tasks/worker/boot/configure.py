@@ -19,7 +19,6 @@ from petiole.tasks.worker.broker import corruption
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
-from petiole.tasks.worker.delivery import time_limits  # noqa: F401 - its control command is one once imported
 from petiole.tasks.worker.pool import commands
 from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 

@@ -1,4 +1,4 @@
-"""One message, as Celery passes it to the pool, and the ways to settle it."""
+"""One message, as Celery passes it to the pool, and the ways to settle it; the time limits of its generation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, Reject
 from celery.worker.state import revoked
 
+from petiole.gpu_worker.request import FinishReason
 from petiole.tasks.wire.headers import ETA, RETRIES, SENT
 from petiole.tasks.wire.keys import NAME_PROPERTY
 from petiole.tasks.worker.broker.transport import Channel
-from petiole.tasks.worker.output.outcomes import Ending
+from petiole.tasks.worker.output.outcomes import Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +165,39 @@ class Messages:
         """Acknowledge all but the current delivery."""
         for delivery in self._superseded:
             delivery.acknowledge()
+
+
+Kind = Literal["soft", "request", "hard"]
+
+
+class Limit(NamedTuple):
+    after_s: float
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """The limits of one generation in seconds; None and 0 are no limit.
+
+    All count from admission. The engine ends a generation at the earliest limit, with finish reason `deadline`:
+
+        soft      Celery's `soft_time_limit`    a success with the output so far; Celery logs the limit
+        request   its option `deadline_s`       a success with the output so far
+        hard      Celery's `time_limit`         a failure, TimeLimitExceeded; no result is stored
+    """
+
+    soft_s: float | None
+    request_s: float | None
+    hard_s: float | None
+
+    @property
+    def earliest(self) -> Limit | None:
+        """The earliest limit. Of equal limits the first wins, in the order soft, request, hard."""
+        given: tuple[tuple[float | None, Kind], ...]
+        given = (self.soft_s, "soft"), (self.request_s, "request"), (self.hard_s, "hard")
+        return min((Limit(s, kind) for s, kind in given if s), key=lambda limit: limit.after_s, default=None)
+
+    def exceeded(self, kind: Kind, outcome: Outcome) -> float | None:
+        """The limit of this kind, if it ended the generation."""
+        limit = self.earliest if outcome.finish_reason == FinishReason.DEADLINE else None
+        return limit.after_s if limit is not None and limit.kind == kind else None

@@ -7,7 +7,9 @@ worker, which never received the revocation, completes the task as a success.
 
 So here a request only records the revocation. Its job writes the last delta, which only the attempt that owns the
 task can do, and then lets Celery announce the revocation. On `terminate`, a worker that does not have the task
-sets the cancel flag for the worker that gets it."""
+sets the cancel flag for the worker that gets it.
+
+`celery control time_limit` changes the two limits of Celery (`delivery.TimeLimits`)."""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from typing import Any
 
 from celery.utils.functional import maybe_list
 from celery.worker import state as known
-from celery.worker.control import control_command
+from celery.worker.control import control_command, time_limit as stock_time_limit
 from celery.worker.request import Request as StockRequest
 
 from petiole.tasks.fleet import control
@@ -91,3 +93,19 @@ def revoke(
 def terminate(state: Any, signal: object, task_id: Any, **_: object) -> dict[str, str]:
     """Terminate task by task id (or list of ids)."""
     return revoke(state, task_id, terminate=True, signal=signal)  # type: ignore[no-any-return]
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    args=[("task_name", str), ("soft", float), ("hard", float)],
+    signature="<task_name> <soft_secs> [hard_secs]",
+)
+def time_limit(
+    state: Any, task_name: str | None = None, hard: float | None = None, soft: float | None = None, **_: object
+) -> Any:
+    """Tell worker(s) to modify the time limit for task by type.
+
+    Unlike a stock worker, which replies that it did so but keeps the old limits, this worker changes them.
+    """
+    reply = stock_time_limit(state, task_name, hard, soft)
+    state.consumer.update_strategies()  # new requests read their limits from the strategies
+    return reply

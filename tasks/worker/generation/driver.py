@@ -21,9 +21,8 @@ from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
-from petiole.tasks.worker.delivery.delivery import Delivery, Messages
+from petiole.tasks.worker.delivery.delivery import Delivery, Messages, TimeLimits
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import BeginReply, OutboxListener, RunningAttempt
 from petiole.tasks.worker.generation.effects import Action, Effect, Event

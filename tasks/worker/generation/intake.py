@@ -28,7 +28,7 @@ from petiole.tasks.submission.options import parse
 from petiole.tasks.wire.keys import stream_keys
 from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
+from petiole.tasks.worker.delivery.delivery import TimeLimits
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engine_requests import engine_request, images_of, stored
