@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
 else:
     publishing = _lazy.module("petiole.tasks.app.redis_transport")
-
-
-QUEUE_TYPE = "quorum"
-EXCHANGE_TYPE = "topic"
+from petiole.tasks.wire.keys import EXCHANGE_TYPE, QUEUE_TYPE
 
 _kombu: Any = kombu  # kombu is only partly typed
 

@@ -23,9 +23,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from petiole import _lazy
 from petiole.contract.requests.images import HANDLE_PREFIX
+
+if TYPE_CHECKING:
+    from petiole.tasks.app import redis_transport as publishing
+else:
+    publishing = _lazy.module("petiole.tasks.app.redis_transport")
 
 WORKERS_KEY = "petiole:workers"
 """Hash: by worker, its last report (`fleet.reports`)."""
@@ -233,3 +239,7 @@ def own_of(queues: Collection[str]) -> set[str]:
 def renamed(queue: str, name: str) -> str:
     """Instead of the queue of a model alone the one for another name."""
     return own_queue(queue.rpartition(_OWN)[0], name)
+
+
+QUEUE_TYPE, EXCHANGE_TYPE = "quorum", "topic"
+"""Of queues and exchanges on RabbitMQ."""
