@@ -1,6 +1,5 @@
 """The threads of an engine. Started by `engine`.
 
-intake          the way in: from `submit` to the engine thread
 fan_out         a request of many texts: a request for each, and what is made of them in order
 history         sequences that remember their transitions, for a debugged or traced engine
 loop            the engine thread: launch, sample, commit
