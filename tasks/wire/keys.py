@@ -56,7 +56,7 @@ USAGE_KEY = "petiole:usage"
 
 MARKER_PREFIX = "petiole-results-"
 """With a random part after it: the task id under which a worker stores a result of no task in its result backend.
-Whoever finds that result looks for results in the right place (`fleet.markers`). It expires as results do."""
+Whoever finds that result looks for results in the right place (`fleet.availability`). It expires as results do."""
 
 SENT_HEADER = "petiole-sent"
 """When the task was submitted, by the producer's `time.time()`."""
