@@ -16,7 +16,7 @@ from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.threads.inbox import ThreadPool
 from petiole.tasks.fleet import control
 from petiole.tasks.settings import Settings
-from petiole.tasks.wire.record.ledger import Account
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.threads import Completions
