@@ -23,15 +23,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from petiole import _lazy
 from petiole.contract.requests.images import HANDLE_PREFIX
-
-if TYPE_CHECKING:
-    from petiole.tasks.app import redis_transport as publishing
-else:
-    publishing = _lazy.module("petiole.tasks.app.redis_transport")
 
 WORKERS_KEY = "petiole:workers"
 """Hash: by worker, its last report (`fleet.reports`)."""
