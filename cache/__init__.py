@@ -39,16 +39,10 @@ from petiole.cache.groups.windows import most_pages
 from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.amounts import Amount, PageCounts
 from petiole.cache.pages.page_table import PageTable, ragged_arange
+from petiole.cache.prefix.accounting import CacheStats
 from petiole.cache.prefix.block_cache import BlockCache, BlockChain
 from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
-from petiole.cache.prefix.interface import (
-    CacheStats,
-    InsertResult,
-    MatchResult,
-    NoPrefixCache,
-    Peek,
-    PrefixCache,
-)
+from petiole.cache.prefix.interface import InsertResult, MatchResult, NoPrefixCache, Peek, PrefixCache
 from petiole.cache.prefix.radix import RadixPrefixCache
 from petiole.cache.prefix.tree import TreeNode
 from petiole.cache.tokens import (

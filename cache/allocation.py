@@ -30,7 +30,8 @@ from petiole.cache.exceptions import ConservationError, MisalignedError, Release
 from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.amounts import Amount
 from petiole.cache.pages.page_table import PageTable
-from petiole.cache.prefix.interface import CacheStats, Peek, PrefixCache
+from petiole.cache.prefix.accounting import CacheStats
+from petiole.cache.prefix.interface import Peek, PrefixCache
 from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens, page_boundary, reuse_limit
 
 

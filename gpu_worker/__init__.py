@@ -6,7 +6,7 @@ Each line may import what stands below it. Callers use the names of this package
 first used, so that reading a configuration or building a request is cheap.
 
     engine/       `Engine`: loading, open requests, figures; puts the rest together
-    threads/      the engine's threads: intake, the loop, text
+    threads/      the engine's threads: the loop, text
     preparation/  a request before it may run: prompts, tokens, truncation, images, texts
     scheduling/   plans each step and commits its results; handles no tensors
     constraints/  output that must match a schema, a pattern or a grammar

@@ -66,8 +66,9 @@ def redis_s() -> float:
 
 def entries_ms(n: int) -> list[float]:
     """What an outbox makes of each end for the ledger."""
+    from petiole.tasks.wire.headers import Account
     from petiole.tasks.wire.keys import HELD_HEADER, TENANT_HEADER
-    from petiole.tasks.wire.record.ledger import Account, entry, keys_of
+    from petiole.tasks.wire.record.ledger import entry, keys_of
 
     message = {TENANT_HEADER: "bench", HELD_HEADER: ["3f9a0c61d2be", 4, 1, 352_000_000]}
     usage = {"prompt_tokens": 12, "completion_tokens": 1, "cached_prompt_tokens": 8}

@@ -5,5 +5,6 @@ factory      creates the cache that the configuration names
 radix        a radix tree over tokens, for pages of one token
 tree         its nodes: split and join
 block_cache  full blocks by chained hashes
-accounting   what both caches count: pages, the limit of their size, the order of eviction
+accounting   what both caches count: look-ups, pages, the limit of their size
+eviction     who is evicted first; for `groups`, too
 """

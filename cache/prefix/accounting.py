@@ -1,30 +1,62 @@
-"""Base class of both prefix caches: page counts, LRU order and the size limit.
+"""What both prefix caches count: their look-ups and pages, and the limit of their size.
 
-The subclasses implement the index (a tree or a table of blocks). Counting owned and evictable pages and evicting
-under a size limit are the same for both.
-
-The order of eviction is a heap with versioned entries and lazy updates. An item is pushed once, when it becomes
-evictable, with its access time at that moment. A later access does not touch the heap. When an entry is popped
-and its item has been used since, the item is pushed back with its current access time. The recorded time is never
-later than the current one, so the order is exact LRU. Discarding an item removes its version; its dead entry is
-dropped when popped, or when over half of the heap's entries are dead.
-"""
+The subclasses of `CountingCache` implement the index (a tree or a table of blocks). Counting owned and evictable
+pages and evicting under a size limit are the same for both."""
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from petiole.cache.exceptions import ConservationError, EvictionError, MisalignedError
 from petiole.cache.pages.page_pool import PagePool, Pages
-from petiole.cache.prefix.interface import CacheStats
+from petiole.cache.prefix.eviction import EvictionHeap, Item
 
-Item = TypeVar("Item", bound=Hashable)  # the unit of eviction: a leaf or a block
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counters since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_tokens: int = 0  # KV positions matched by look-ups
+    missed_tokens: int = 0  # KV positions looked up and not matched
+    inserted_pages: int = 0
+    evictions: int = 0  # leaves or blocks evicted, partial ones included
+    evicted_pages: int = 0
+    splits: int = 0
+    coalesced: int = 0
+    depth: int = 0  # maximum number of nodes walked by a look-up
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of looked-up KV positions that were matched."""
+        total = self.hit_tokens + self.missed_tokens
+        return self.hit_tokens / total if total else 0.0
+
+    def record_lookup(self, found: int, asked: int, depth: int) -> None:
+        if found:
+            self.hits += 1
+        else:
+            self.misses += 1
+        self.hit_tokens += found
+        self.missed_tokens += asked - found
+        if depth > self.depth:
+            self.depth = depth
+
+    def forget_lookup(self, found: int, asked: int) -> None:
+        """Undo `record_lookup` for a sequence that could not start and will be looked up again."""
+        if found:
+            self.hits -= 1
+        else:
+            self.misses -= 1
+        self.hit_tokens -= found
+        self.missed_tokens -= asked - found
+
+
 Held = TypeVar("Held")  # the unit of locking: a node or the pages of a chain
-
-_SLACK = 64
 
 
 class CountingCache(ABC, Generic[Item, Held]):
@@ -102,62 +134,3 @@ class CountingCache(ABC, Generic[Item, Held]):
         for fact, (kept, counted) in facts.items():
             if kept != counted:
                 raise ConservationError(f"{fact}: {kept} kept, {counted} counted")
-
-
-class EvictionHeap(Generic[Item]):
-    """Evictable items, least recently used first. `accessed(item)` is its last access time (a counter)."""
-
-    def __init__(self, accessed: Callable[[Item], int]) -> None:
-        self._accessed = accessed
-        self._entries: list[tuple[int, int, Item]] = []
-        self._versions: dict[Item, int] = {}
-        self._next_version = 0
-
-    def __len__(self) -> int:
-        """Number of live items."""
-        return len(self._versions)
-
-    def __contains__(self, item: Item) -> bool:
-        return item in self._versions
-
-    @property
-    def entries(self) -> int:
-        """Number of heap entries, including dead ones."""
-        return len(self._entries)
-
-    def push(self, item: Item) -> None:
-        """Add an item, unless it is present."""
-        if item not in self._versions:
-            self._push(item)
-
-    def discard(self, item: Item) -> None:
-        """Remove an item, if present."""
-        self._versions.pop(item, None)
-        if len(self._entries) > 2 * len(self._versions) + _SLACK:
-            self._entries = [entry for entry in self._entries if self._versions.get(entry[2]) == entry[1]]
-            heapq.heapify(self._entries)
-
-    def pop(self) -> Item | None:
-        """Remove and return the least recently used item, or None."""
-        while self._entries:
-            time, version, item = self._entries[0]
-            if self._versions.get(item) != version:
-                heapq.heappop(self._entries)
-                continue
-            used = self._accessed(item)
-            del self._versions[item]  # until it is pushed the item is not here, as `in` says
-            heapq.heappop(self._entries)
-            if used == time:
-                return item
-            self._push(item)
-        return None
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self._versions.clear()
-
-    def _push(self, item: Item) -> None:
-        self._next_version += 1
-        version = self._next_version
-        heapq.heappush(self._entries, (self._accessed(item), version, item))
-        self._versions[item] = version

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.page_pool import PagePool, Pages
+from petiole.cache.prefix.accounting import CacheStats
 from petiole.cache.tokens import TokensLike
 
 Node = TypeVar("Node")
@@ -55,47 +56,6 @@ class Peek(NamedTuple):
 
     kv_length: int
     reclaimable_pages: int
-
-
-@dataclass(slots=True)
-class CacheStats:
-    """Counters since the start."""
-
-    hits: int = 0
-    misses: int = 0
-    hit_tokens: int = 0  # KV positions matched by look-ups
-    missed_tokens: int = 0  # KV positions looked up and not matched
-    inserted_pages: int = 0
-    evictions: int = 0  # leaves or blocks evicted, partial ones included
-    evicted_pages: int = 0
-    splits: int = 0
-    coalesced: int = 0
-    depth: int = 0  # maximum number of nodes walked by a look-up
-
-    @property
-    def hit_rate(self) -> float:
-        """Fraction of looked-up KV positions that were matched."""
-        total = self.hit_tokens + self.missed_tokens
-        return self.hit_tokens / total if total else 0.0
-
-    def record_lookup(self, found: int, asked: int, depth: int) -> None:
-        if found:
-            self.hits += 1
-        else:
-            self.misses += 1
-        self.hit_tokens += found
-        self.missed_tokens += asked - found
-        if depth > self.depth:
-            self.depth = depth
-
-    def forget_lookup(self, found: int, asked: int) -> None:
-        """Undo `record_lookup` for a sequence that could not start and will be looked up again."""
-        if found:
-            self.hits -= 1
-        else:
-            self.misses -= 1
-        self.hit_tokens -= found
-        self.missed_tokens -= asked - found
 
 
 class PrefixCache(Protocol[Node]):

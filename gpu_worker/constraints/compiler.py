@@ -21,8 +21,8 @@ from petiole.gpu_worker.constraints.schema.patterns import check_repeats
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import Constraint, ConstraintKind
 from petiole.gpu_worker.request.protocols import ConstraintState
+from petiole.gpu_worker.request.requests import check_text, plain_data
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import check_text, plain_data
 
 MAX_BYTES = 512 * 1024
 """Maximum size of a constraint as JSON text."""

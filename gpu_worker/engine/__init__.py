@@ -2,7 +2,7 @@
 
 engine         `Engine`: puts cache, runtime, scheduler and threads together
 serving        what engines share: submit, cancel, hand back, shut down
-open_requests  each request from its submission to its end, through the engine's threads
+open_requests  each request from its submission to its end; the threads that prepare it
 loading        loads and warms up an engine's model
 statistics     the facts of its model; its counters and gauges
 """

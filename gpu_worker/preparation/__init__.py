@@ -1,5 +1,5 @@
-"""What happens to a request before it may run, on the threads that `threads.intake` starts. Each line may import
-what stands below it.
+"""What happens to a request before it may run, on the threads that `engine.open_requests` starts. Each line
+may import what stands below it.
 
 preparation  validates a request, tokenizes it and builds its sequence
 prompts      turns a prompt, messages or a skill call into a prompt's tokens

@@ -20,12 +20,12 @@ from petiole.gpu_worker.exceptions import EngineError, InvalidRequest, ModelChan
 from petiole.gpu_worker.preparation import pairs
 from petiole.gpu_worker.preparation.pairs import Tokens
 from petiole.gpu_worker.preparation.prompts import no_tokenizer
-from petiole.gpu_worker.preparation.truncation import at_most
+from petiole.gpu_worker.preparation.tokens import at_most
 from petiole.gpu_worker.request import Embedding, Request, Result, SamplingParams, Scoring
 from petiole.gpu_worker.request.pooling import MOST_INSTRUCTION, Made, Pooled, TextLimits
+from petiole.gpu_worker.request.requests import check_text
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import check_text
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 """A vector takes the place of one token."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.request.requests import check_text
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import check_text
 
 _NEUTRAL = "\N{WHITE SMILING FACE}"
 """A character that forms a token with no other, as in the code of CodeLlama and of Codestral."""

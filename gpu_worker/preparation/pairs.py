@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from petiole.gpu_worker.exceptions import InvalidRequest, require
+from petiole.gpu_worker.request.requests import check_text
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import check_text
 
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that "

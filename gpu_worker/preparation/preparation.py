@@ -36,6 +36,7 @@ from petiole.gpu_worker.preparation.tokens import (
 )
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, check_images
+from petiole.gpu_worker.request.requests import check_token_ids, is_token_id
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduled_sequence import (
@@ -48,7 +49,6 @@ from petiole.gpu_worker.scheduling.scheduled_sequence import (
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Drafter, Proposer
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import check_token_ids, is_token_id
 
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
 

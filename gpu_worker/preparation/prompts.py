@@ -28,7 +28,7 @@ from petiole.gpu_worker.preparation.skills import (
     conversation_of,
     without_thought,
 )
-from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
+from petiole.gpu_worker.preparation.tokens import InputTokens, check_truncate, prompt_tokens
 from petiole.gpu_worker.preparation.videos import VideoInputs, VideoReader
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage
@@ -80,7 +80,7 @@ class PromptReader:
         require(len(given) == 1, "prompt", one, f"{len(given)} of them")
         for field in _ONLY_FOR_CHAT if request.messages is None else ():
             require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
-        truncation.check(request.truncate, request.truncate_to)
+        check_truncate(request.truncate, request.truncate_to)
         if request.suffix is not None:
             return self._filled_in(request, request.suffix)
         plain = self.limits.processor is None or request.prompt is not None

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from petiole.cache import ValueToken
+from petiole.contract.errors import shorten
+from petiole.contract.limits import Truncate
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, RequestImage, rotary_positions
+from petiole.gpu_worker.request.requests import check_token_ids
 from petiole.gpu_worker.request.values import Numbers, ValueKind, ValueKinds
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.text.checks import check_token_ids
 
 MOST_SCORES = 2**20
 """Log-probabilities of a prompt: 49,932 tokens with the 20 likeliest of each."""
@@ -140,3 +143,19 @@ def check_fits(n_prompt: int, n_output: int, limits: ModelLimits) -> None:
     limit = f"must fit, with the prompt, into the KV cache: {pages} pages of {size} tokens"
     what = f"{needed} pages for {n_prompt} prompt tokens and {n_output} output tokens"
     require(needed <= pages, "max_tokens", limit, what)
+
+
+def check_truncate(truncate: object, truncate_to: object) -> None:
+    """Raises InvalidRequest."""
+    known = get_args(Truncate)
+    require(truncate is None or truncate in known, "truncate", f"must be one of {', '.join(known)}", truncate)
+    at_most(truncate_to, 1)
+
+
+def at_most(truncate_to: object, most: int) -> int:
+    """The most tokens of what is cut. most: what the model takes. Raises InvalidRequest."""
+    if truncate_to is None:
+        return most
+    if not isinstance(truncate_to, int) or isinstance(truncate_to, bool) or truncate_to < 1:
+        raise InvalidRequest("truncate_to", "must be an integer of at least 1", shorten(truncate_to))
+    return min(truncate_to, most)

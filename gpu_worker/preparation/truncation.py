@@ -8,11 +8,10 @@ ones."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from petiole.contract.errors import shorten
 from petiole.contract.limits import Truncate
-from petiole.gpu_worker.exceptions import InvalidRequest, require
+from petiole.gpu_worker.preparation.tokens import at_most
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.tokenizer import kept
@@ -23,26 +22,10 @@ _TRIES = 4
 """A cut text may have some tokens more, once it is tokenized again."""
 
 
-def check(truncate: object, truncate_to: object) -> None:
-    """Raises InvalidRequest."""
-    known = get_args(Truncate)
-    require(truncate is None or truncate in known, "truncate", f"must be one of {', '.join(known)}", truncate)
-    at_most(truncate_to, 1)
-
-
 def most_of(sampling: SamplingParams, context: int, truncate_to: int | None) -> int:
     """The most tokens of a prompt that leaves room for the output. Its own limits are checked later."""
     limit = sampling.max_tokens
     return at_most(truncate_to, max(1, context - (limit if type(limit) is int else min(REST, context // 2))))
-
-
-def at_most(truncate_to: object, most: int) -> int:
-    """The most tokens of what is cut. most: what the model takes. Raises InvalidRequest."""
-    if truncate_to is None:
-        return most
-    if not isinstance(truncate_to, int) or isinstance(truncate_to, bool) or truncate_to < 1:
-        raise InvalidRequest("truncate_to", "must be an integer of at least 1", shorten(truncate_to))
-    return min(truncate_to, most)
 
 
 def shortened(

@@ -1,8 +1,8 @@
 """Requests, parameters and results: the engine's inputs and outputs. Callers use the names of this package.
 
 handle           what `submit` returns: a request's output and result
-requests         `Request` and `Result`; `SamplingParams` is in `petiole.contract.requests.sampling`, the parts of
-                 a result are in `petiole.contract.results.outputs`
+requests         `Request` and `Result`; checks of what comes in. `SamplingParams` is in
+                 `petiole.contract.requests.sampling`, the parts of a result in `petiole.contract.results.outputs`
 prepared_images  images in a prompt: what they look like, which positions see each other
 videos           frames as images of a prompt
 skills           what a vision model can be asked, and how its answer is read

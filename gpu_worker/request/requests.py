@@ -1,4 +1,4 @@
-"""The types of the engine's inputs and outputs.
+"""The types of the engine's inputs and outputs; checks of text, numbers and data from a request.
 
 A `Request` is immutable. The engine answers it with `Delta`s and exactly one end: a `Result`, an error or a
 handback. Output positions count generated tokens from 0, without the prompt. A resumed request continues the count
@@ -15,6 +15,7 @@ from petiole.contract.limits import Truncate
 from petiole.contract.requests.images import View
 from petiole.contract.requests.sampling import SamplingParams
 from petiole.contract.results.outputs import FinishReason, Timing, TokenLogprobs, Usage
+from petiole.gpu_worker.exceptions import InvalidRequest
 
 if TYPE_CHECKING:
     from petiole.cache import ValueToken
@@ -145,3 +146,54 @@ class Result:
     answer: Mapping[str, Any] | None = None
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+
+
+MAX_DEPTH = 64
+
+
+def check_text(field: str, text: object) -> str:
+    """A string that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise InvalidRequest(field, "must be a string", type(text).__name__)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        value = f"{text[error.start]!a} at position {error.start}"
+        raise InvalidRequest(field, "must be valid Unicode text", value) from error
+    return str(text)
+
+
+def check_token_ids(field: str, token_ids: object, vocab_size: int) -> list[int]:
+    """A list of token ids below `vocab_size`."""
+    if isinstance(token_ids, str | bytes | Mapping) or not hasattr(token_ids, "__iter__"):
+        raise InvalidRequest(field, "must be a list of token ids", type(token_ids).__name__)
+    ids = list(token_ids)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return ids
+    for k, token_id in enumerate(ids):
+        if not is_token_id(token_id, vocab_size):
+            raise InvalidRequest(f"{field}[{k}]", f"must be a token id from 0 to {vocab_size - 1}", repr(token_id))
+    return [int(token_id) for token_id in ids]
+
+
+def is_token_id(value: Any, vocab_size: int) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__index__") and 0 <= value < vocab_size
+
+
+def plain_data(field: str, value: object, depth: int = 0) -> Any:
+    """A copy made of JSON's own types, with checked strings. Raises InvalidRequest with the path of anything
+    else."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return check_text(field, value)
+    if depth >= MAX_DEPTH:
+        raise InvalidRequest(field, f"must be nested at most {MAX_DEPTH} deep", "deeper")
+    if isinstance(value, Mapping):
+        return {
+            check_text(f"{field} (a key)", key): plain_data(f"{field}.{key}", item, depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain_data(f"{field}[{k}]", item, depth + 1) for k, item in enumerate(value)]
+    raise InvalidRequest(field, "must be JSON data", type(value).__name__)

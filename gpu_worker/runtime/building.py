@@ -26,8 +26,7 @@ from petiole.gpu_worker.request.pooling import TextLimits
 from petiole.gpu_worker.runtime.derived_settings import log_drafts, n_threads, require_head, require_states_alone
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
-from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
-from petiole.gpu_worker.runtime.device.transfer import HostArray, RenderBuffer
+from petiole.gpu_worker.runtime.device.transfer import DecodeSlot, HostArray, RenderBuffer, check_shared_stream
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     OF_TOKENS,

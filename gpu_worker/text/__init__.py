@@ -7,7 +7,6 @@ chat               chat templates
 forms              which forms of a message a template reads
 control_tokens     control tokens that are written out in a message
 foreign/           what came with a checkpoint, run or tried in a process of its own
-checks             text and data of a request, checked
 assembler          the text of one output: detokenization and stop strings; the texts of its tokens
 detokenizer        tokens to text, incrementally
 pieces             the bytes of each token

@@ -15,7 +15,7 @@ from typing import Any
 
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import shown
-from petiole.gpu_worker.text.checks import plain_data
+from petiole.gpu_worker.request.requests import plain_data
 from petiole.gpu_worker.text.foreign import sandbox
 from petiole.gpu_worker.text.foreign.sandbox import TemplateFailed
 from petiole.gpu_worker.text.forms import Calls, Texts

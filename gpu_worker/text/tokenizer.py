@@ -20,8 +20,8 @@ import tokenizers
 from petiole.contract.limits import Truncate
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB
+from petiole.gpu_worker.request.requests import check_text
 from petiole.gpu_worker.text.chat import ChatTemplate
-from petiole.gpu_worker.text.checks import check_text
 from petiole.gpu_worker.text.control_tokens import ControlTokens
 from petiole.gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
 from petiole.gpu_worker.text.foreign._tokenizer_process import MAX_ADDED_TOKENS, MAX_PIECE

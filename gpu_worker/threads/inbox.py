@@ -1,4 +1,5 @@
-"""The inbox of the thread that owns the sequences, and its loop: commands, deadlines, deliveries.
+"""Threads that others give functions to: the one that owns the sequences, with its loop of commands, deadlines and
+deliveries; and pools.
 
     round:  run the posted commands; end the requests whose deadline has passed; deliver; then what `turn` does
     idle:   sleep until the inbox has a command or a deadline passes
@@ -11,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import Protocol
 
 from petiole.gpu_worker.request import FinishReason
@@ -20,7 +22,8 @@ from petiole.gpu_worker.scheduling.stopping import End, Finish
 
 logger = logging.getLogger(__name__)
 
-Command = Callable[[], None]
+
+Command = Callable[[], object]
 
 
 class Sequences(Protocol):
@@ -139,3 +142,45 @@ class CommandLoop:
         """End every request."""
         logger.critical("the engine has failed", exc_info=error)
         self._on_fatal(error)
+
+
+class ThreadPool:
+    """Calls queued functions in FIFO order on `number` threads, without results. Exceptions are logged.
+
+    It is cheaper than `ThreadPoolExecutor`. The executor's `submit` creates a future, with a lock and a condition,
+    which nobody needs here. It also acquires a semaphore that every idle worker uses."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self._queue: SimpleQueue[Command | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}_{i}", daemon=True) for i in range(number)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, work: Command) -> bool:
+        """Queue a function. Returns False if the pool is closed; the function is then not called."""
+        with self._lock:
+            if not self._closed:
+                self._queue.put(work)
+            return not self._closed
+
+    def close(self) -> None:
+        """Stop accepting work. Returns when all queued functions have been called."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self._threads:
+                    self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except BaseException:  # a panic of native code is not an Exception
+                logger.exception("%s raised", work)
+            del work  # do not keep its objects until the next call

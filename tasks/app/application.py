@@ -23,9 +23,7 @@ from petiole import _lazy
 from petiole.contract.settings.urls import RABBITMQ, SENTINEL, scheme
 from petiole.contract.tasks import TASKS
 from petiole.tasks.app import interop, worker_side
-from petiole.tasks.app.amqp import Amqp, whole_second
-from petiole.tasks.app.circuit_breaker import Breaker
-from petiole.tasks.app.pools import ConnectionPools
+from petiole.tasks.app.amqp import Amqp, Breaker, ConnectionPools, whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
 
 if TYPE_CHECKING:
@@ -154,7 +152,8 @@ class App(Celery):  # type: ignore[misc]
         *more: Any,
         **options: Any,
     ) -> Any:
-        if scheme(self.conf.broker_url) in RABBITMQ:
+        timed = countdown is not None or eta is not None
+        if timed and scheme(self.conf.broker_url) in RABBITMQ:
             countdown, eta = whole_second(countdown, eta, self.now())
         with interop.sent_by_petiole():
             return super().send_task(name, args, kwargs, countdown, eta, *more, **options)

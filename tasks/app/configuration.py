@@ -12,10 +12,10 @@ from celery.exceptions import ImproperlyConfigured
 from petiole import _lazy
 from petiole.contract.settings.urls import EMBEDDED, RABBITMQ, SENTINEL, SentinelUrl, scheme, verified
 from petiole.tasks.app import worker_side
-from petiole.tasks.app.amqp import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.servers.sentinels import options_for
 from petiole.tasks.settings import Settings, invalid, settings
 from petiole.tasks.wire.headers import TENANT
+from petiole.tasks.wire.keys import EXCHANGE_TYPE, QUEUE_TYPE
 
 if TYPE_CHECKING:
     from petiole.tasks.servers import embedded

@@ -26,9 +26,9 @@ from celery.result import ResultSet
 from celery.signals import after_task_publish, before_task_publish, task_sent
 
 from petiole.contract.settings.urls import is_whole, redacted
-from petiole.tasks.app.amqp import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.app.result_consumer import nodes
 from petiole.tasks.errors import InvalidSettings
+from petiole.tasks.wire.keys import EXCHANGE_TYPE, QUEUE_TYPE
 
 logger = logging.getLogger(__name__)
 

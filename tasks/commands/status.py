@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.commands.terminal import error_text, live, print_table, table_text
-from petiole.tasks.fleet import markers, queues, reports, restarts
+from petiole.tasks.fleet import availability, queues, reports, restarts
 from petiole.tasks.fleet.repair import diagnosis, probes, quarantined, story
 from petiole.tasks.servers import connections
 
@@ -118,7 +118,7 @@ def _status(workers: list[reports.WorkerReport]) -> str:
             table += "\n\n" + table_text(columns, found) if found else ""
     lines = [table, *_silent(workers, started), *_refused_writes()]
     if elsewhere := _elsewhere(workers):
-        lines.append(markers.complaint(celery_app, elsewhere))
+        lines.append(availability.complaint_of_results(celery_app, elsewhere))
     return "\n".join(lines) + f"\n\n{_queues(workers)}"
 
 
@@ -147,7 +147,7 @@ def _refused_writes() -> list[str]:
 def _elsewhere(workers: list[reports.WorkerReport]) -> list[reports.WorkerReport]:
     """The workers that store their results where this process does not look for them."""
     try:
-        return markers.elsewhere(celery_app, workers)
+        return availability.storing_elsewhere(celery_app, workers)
     except Exception:  # any backend's, or no right to read results: no answer
         return []
 

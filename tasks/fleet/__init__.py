@@ -4,8 +4,6 @@ control       a task's state, cancel; pause, resume, reload, drain: for applicat
               workers
 exporter      `petiole metrics`: reports and queue lengths for Prometheus
 metrics       the metrics that `reports` declares, for the exporter; vLLM's and OpenTelemetry's names for some
-markers       whether a process looks for results where workers store them: for a submission, callers that wait and
-              the command line
 repair/       what is wrong, and what to do: with the fleet, with a task, with messages that were put aside
 restarts      starts and last exits of workers: workers write them, the command line and the exporter read them
 loaded_adapters  adapters that were loaded over HTTP: the gateway writes them
@@ -13,7 +11,8 @@ models        what the models take, and which queue serves a name: workers write
               submissions read it
 usage         the ledger, read: for `petiole usage`, the gateway and the exporter
 queues        queue lengths by priority: for the exporter, and for a worker's broker
-availability  who serves a queue: for callers that wait, and for a submission that requires a worker
+availability  who serves a queue, and whether a process looks for results where workers store them: for callers
+              that wait, a submission, and the command line
 reports       workers' reports, field by field. A new figure begins here; `boot.step` fills it in, the command line
               shows it, `exporter` exports it
 """

@@ -5,32 +5,40 @@ come for `SILENCE_S`, a thread reads the workers' reports, for all callers of th
 warning if no worker serves a queue that somebody waits for, or if all workers of the queue are paused: one for
 each queue and outage, however many wait. The caller neither waits for that thread nor fails with it. If the
 reports cannot be read, because Redis is elsewhere or this user has no right to read them, nothing is logged.
-`markers` is asked whether the workers store their results elsewhere.
-"""
+
+`look_for_results` tells whoever submits or waits whether this process looks for results where the workers store
+them. URLs cannot tell, because one server has several names. So each worker stores a marker, a result of no task,
+in its result backend, and publishes the marker's id in its reports. A process that does not find the marker in its
+own backend would wait for ever for each result, and a chord of two apps would never end. It looks on a thread, and
+logs what is wrong, once for each app and queue. `petiole status` looks each time."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import redis
+from celery import Celery
+from celery.states import SUCCESS
 
 from petiole.contract.settings.urls import redacted
-from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.app.application import App, app as celery_app
 from petiole.tasks.errors import InvalidRequest, NoWorker, Unavailable
-from petiole.tasks.fleet import markers, reports
-from petiole.tasks.fleet.models import is_own
+from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.wire.keys import WORKERS_KEY
+from petiole.tasks.wire.keys import WORKERS_KEY, is_own
 
 logger = logging.getLogger(__name__)
+
 
 SILENCE_S = 3.0
 """How long a caller waits before a thread reads the reports, and between two readings; or half of the caller's own
@@ -113,7 +121,7 @@ class QueueWatch:
             if self._queues:
                 _monitor.look(self._queues)
             for queue in self._queues or {None}:
-                markers.look(celery_app, queue)
+                look_for_results(celery_app, queue)
 
 
 class AvailabilityMonitor:
@@ -161,3 +169,57 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+AGAIN_S = 30.0
+"""How long after a look that found no worker, or no answer, the next one is made."""
+
+_due_at: WeakKeyDictionary[Celery, dict[str | None, float]] = WeakKeyDictionary()
+
+
+def storing_elsewhere(app: Celery, workers: Sequence[WorkerReport]) -> list[WorkerReport]:
+    """The live workers whose markers are not in the result backend of `app`. Raises the backend's errors."""
+    marked = [worker for worker in workers if worker.result_marker and not worker.lost]
+    return [worker for worker in marked if not _is_stored(app, worker.result_marker)]
+
+
+def _is_stored(app: Celery, marker: str) -> bool:
+    return bool(app.backend.get_task_meta(marker, cache=False)["status"] == SUCCESS)
+
+
+def look_for_results(app: Celery, queue: str | None) -> None:
+    """Look, unless it has been done. `queue`: where the app's tasks go; None if that is not known."""
+    due_at = _due_at.setdefault(app, {})
+    if time.monotonic() >= due_at.get(queue, 0.0):
+        due_at[queue] = time.monotonic() + AGAIN_S
+        threading.Thread(target=_look_for_results, args=(app, queue), name="petiole-markers", daemon=True).start()
+
+
+def _look_for_results(app: Celery, queue: str | None) -> None:
+    try:
+        _tell(app, queue, reports.workers())
+    except Exception as error:  # any backend's: it is no answer
+        logger.debug("cannot tell where the results of the workers are: %r", error)
+
+
+def _tell(app: Celery, queue: str | None, workers: Sequence[WorkerReport]) -> None:
+    """Log an error if the workers of `queue` store results elsewhere, once. If the queue is not known: if all
+    workers do."""
+    serving = [one for one in workers if one.result_marker and not one.lost and queue in (None, *one.queues)]
+    if not serving:
+        return
+    missing = storing_elsewhere(app, serving)
+    _due_at[app][queue] = math.inf
+    if missing and (queue is not None or missing == serving):
+        logger.error("%s", complaint_of_results(app, missing))
+
+
+def complaint_of_results(app: Celery, workers: Sequence[WorkerReport]) -> str:
+    """A line about workers that store results elsewhere."""
+    names = ", ".join(worker.worker for worker in workers)
+    setting, so = "PETIOLE_RESULT_BACKEND", ""
+    if not isinstance(app, App):
+        setting, so = f"result_backend of the app {app.main!r}", ", so a chord with them never ends"
+    got = redacted(str(app.conf.result_backend or "disabled://"))
+    missing = f"the results of {names} are not there{so}"
+    return f"{setting}: must be the result backend of the workers, got {got}: {missing}"

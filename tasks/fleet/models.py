@@ -19,13 +19,11 @@ live one, and there on the producer's own queue first.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -36,12 +34,11 @@ from petiole.tasks.errors import InvalidRequest, Unavailable
 from petiole.tasks.fleet import loaded_adapters, reports
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.wire.keys import ADAPTERS_KEY, MODELS_KEY
+from petiole.tasks.wire.keys import ADAPTERS_KEY, MODELS_KEY, is_beside
 
 logger = logging.getLogger(__name__)
 
 KEPT_S = 7 * 86_400
-_OWN = ".model."
 KNOWN_FOR_S = 5.0
 """How long a process uses what it has read."""
 UNKNOWN_FOR_S = 1.0
@@ -121,33 +118,6 @@ class ModelFacts(BaseModel):
     def live(self) -> bool:
         """Whether a worker serves it now."""
         return self.age_s <= reports.LOST_AFTER_S
-
-
-def own_queue(queue: str, name: str) -> str:
-    """Beside this queue the one of the workers whose model has this name first."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)[-48:]
-    digest = "" if plain == name else f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
-    return f"{queue}{_OWN}{plain}{digest}"
-
-
-def is_own(queue: str) -> bool:
-    """Whether it is the queue of a model alone."""
-    return _OWN in queue
-
-
-def is_beside(queue: str, common: str) -> bool:
-    """Whether it is the queue of a model beside this one."""
-    return queue.startswith(f"{common}{_OWN}")
-
-
-def own_of(queues: Collection[str]) -> set[str]:
-    """The queues of a worker that are its model's alone."""
-    return {queue for queue in queues if queue.rpartition(_OWN)[0] in queues}
-
-
-def renamed(queue: str, name: str) -> str:
-    """Instead of the queue of a model alone the one for another name."""
-    return own_queue(queue.rpartition(_OWN)[0], name)
 
 
 class ModelRoute(NamedTuple):

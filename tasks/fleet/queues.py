@@ -18,11 +18,11 @@ from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.fleet import models, reports
-from petiole.tasks.fleet.models import is_own
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.replies import is_damage
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import is_own
 
 logger = logging.getLogger(__name__)
 

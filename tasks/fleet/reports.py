@@ -147,7 +147,7 @@ class WorkerReport(BaseModel):
     instructions: Annotated[str, ENGINE] = ""  # of these kernels, such as avx2 or sm_90
     threads: Annotated[int, ENGINE] = 0  # of a step on a CPU
     queues: list[str] = []  # it takes tasks from, or will after a pause
-    result_marker: str = ""  # the id of a result that it has stored (`fleet.markers`); empty: none yet
+    result_marker: str = ""  # the id of a result that it has stored (`fleet.availability`); empty: none yet
     slots: Annotated[int, ENGINE, gauge("num_slots", "Requests that may generate at the same time.")] = 0
     running: Annotated[int, ENGINE, gauge("num_requests_running", "Requests that generate.", vllm=True)] = 0
     waiting: Annotated[

@@ -37,7 +37,7 @@ from petiole.tasks.app import amqp, configuration, interop
 from petiole.tasks.app.application import App
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import Unavailable
-from petiole.tasks.fleet import markers
+from petiole.tasks.fleet import availability
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.bundles import reaching_the_broker
 from petiole.tasks.traces import carried, spans
@@ -142,7 +142,7 @@ class MessageTemplate:
             own[SENT_HEADER] = round(time.time(), 3)
         body = b64encode(_body([[], kwargs, self.embed]).encode()).decode()
         tags = f'"correlation_id": {json.dumps(task_id)}, "delivery_tag": "{self.tag}-{next(self.numbers)}"'
-        markers.look(self.task.app, self.queue)
+        availability.look_for_results(self.task.app, self.queue)
         return PreparedMessage(
             self.prefix + self.list_name,
             f'{{"headers": {self.headers}, {_headers(own)[1:-1]}',

@@ -26,8 +26,8 @@ from petiole.tasks.app import interop, worker_side
 from petiole.tasks.app.application import app
 from petiole.tasks.app.thread_executor import TooManyWait
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
-from petiole.tasks.fleet import control, markers
-from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch
+from petiole.tasks.fleet import control
+from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch, look_for_results
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
@@ -224,7 +224,7 @@ class GenerationTask(SubmittedTask):
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.submitted_to = router.queue
             if not isinstance(runs_here, GenerationTask):
-                markers.look(self.app, router.queue)
+                look_for_results(self.app, router.queue)
         return submitted
 
     def delay_on_commit(self, /, *given: object, **options: Any) -> AsyncGeneration:
@@ -368,4 +368,4 @@ def take_result(task_id: str) -> dict[str, Any]:
 
 
 app.watcher = QueueWatch
-interop.chord_of_both = markers.look
+interop.chord_of_both = look_for_results

@@ -280,3 +280,22 @@ def _check_headers(headers: Mapping[str, Any]) -> None:
         raise InvalidRequest(f"headers.{name}", must, headers[name])
     if limit := wrong_text(headers):
         raise InvalidRequest("headers", limit, f"{len(headers)} headers")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The tenant that a task belongs to, and the model that it runs on. `days`: how long its entry is kept."""
+
+    tenant: str = ""
+    held: tuple[str, int, int, int] | None = None
+    model: str = ""
+    adapter: str = ""
+    days: int = 7
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any], **known: Any) -> Account:
+        """`message`: the headers."""
+        held = HELD.of(message)
+        return cls(
+            TENANT.of(message) or "", None if held is None else (held[0], held[1], held[2], held[3]), **known
+        )

@@ -13,12 +13,16 @@ scripts get the names as arguments.
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `ADAPTERS_KEY`, `QUARANTINE_KEY`,
                         `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
+    queues of a model   `own_queue`; the others are settings
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `TENANT_HEADER`, `HELD_HEADER`, `TRACEPARENT_HEADER`,
                         `TRACESTATE_HEADER`, `NAME_PROPERTY`; the rules of headers: `wire.headers`
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from petiole.contract.requests.images import HANDLE_PREFIX
@@ -46,7 +50,7 @@ USAGE_KEY = "petiole:usage"
 
 MARKER_PREFIX = "petiole-results-"
 """With a random part after it: the task id under which a worker stores a result of no task in its result backend.
-Whoever finds that result looks for results in the right place (`fleet.markers`). It expires as results do."""
+Whoever finds that result looks for results in the right place (`fleet.availability`). It expires as results do."""
 
 SENT_HEADER = "petiole-sent"
 """When the task was submitted, by the producer's `time.time()`."""
@@ -199,3 +203,37 @@ class LedgerKeys(NamedTuple):
     def under(cls, prefix: str, db: int = 0) -> LedgerKeys:
         names = ("owners", "lease:", "unacked:", "home:", f"present:{db}:", "server:")
         return cls(*(f"{prefix}petiole:{name}" for name in names))
+
+
+_OWN = ".model."
+
+
+def own_queue(queue: str, name: str) -> str:
+    """Beside this queue the one of the workers whose model has this name first."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)[-48:]
+    digest = "" if plain == name else f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
+    return f"{queue}{_OWN}{plain}{digest}"
+
+
+def is_own(queue: str) -> bool:
+    """Whether it is the queue of a model alone."""
+    return _OWN in queue
+
+
+def is_beside(queue: str, common: str) -> bool:
+    """Whether it is the queue of a model beside this one."""
+    return queue.startswith(f"{common}{_OWN}")
+
+
+def own_of(queues: Collection[str]) -> set[str]:
+    """The queues of a worker that are its model's alone."""
+    return {queue for queue in queues if queue.rpartition(_OWN)[0] in queues}
+
+
+def renamed(queue: str, name: str) -> str:
+    """Instead of the queue of a model alone the one for another name."""
+    return own_queue(queue.rpartition(_OWN)[0], name)
+
+
+QUEUE_TYPE, EXCHANGE_TYPE = "quorum", "topic"
+"""Of queues and exchanges on RabbitMQ."""

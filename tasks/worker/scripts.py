@@ -44,7 +44,7 @@ SOURCES = record_scripts.SOURCES | record_scripts.sources(
 
 def load(client: redis.Redis, name: str) -> record_scripts.Script:
     """`NAME.lua` as a callable. It sends the script again if the server has lost it."""
-    return record_scripts.load(client, name, SOURCES)
+    return client.register_script(SOURCES[name])
 
 
 class Pipe:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from petiole.cache import EvictionError, ImageToken, StaleNodeError
-from petiole.cache.prefix.accounting import EvictionHeap
+from petiole.cache.prefix.eviction import EvictionHeap
 from tests.cache.toy_kv import ToyEngine, texts
 
 

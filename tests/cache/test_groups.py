@@ -15,10 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from petiole.cache import CacheTokens, KVAllocation, PageCounts, WindowPages, build_manager, most_pages
 from petiole.cache.exceptions import ConservationError
-from petiole.cache.groups.companions import AgeQueue, CompanionPool
+from petiole.cache.groups.companions import CompanionPool
 from petiole.cache.groups.manager import GroupedManager
 from petiole.cache.groups.recurrent_states import StateGroup
 from petiole.cache.groups.windows import IN_FLIGHT, STRIDE
+from petiole.cache.prefix.eviction import AgeQueue
 from petiole.cache.tokens import reuse_limit
 from tests.cache.toy_kv import PAGE_SIZES, fingerprints, texts
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from petiole.tasks.fleet import exporter
-from petiole.tasks.fleet.models import own_queue
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport, report, workers
-from petiole.tasks.wire.keys import SENT_HEADER, WORKERS_KEY
+from petiole.tasks.wire.keys import SENT_HEADER, WORKERS_KEY, own_queue
 from petiole.tasks.worker.reports.reporter import engine_figures
 from tests.support.scraping import Figures, exporting
 from tests.support.site import REPOSITORY, RedisServer, Site, eventually

@@ -83,10 +83,10 @@ POINTS = {
 OF_A_REVOCATION = {
     "to be flagged": Point("petiole.tasks.fleet.control", "flag_cancel", True),
     "flagged": Point("petiole.tasks.fleet.control", "flag_cancel", False),
-    "to be announced": Point("petiole.tasks.worker.delivery.revocation", "Request.announce", True),
+    "to be announced": Point("petiole.tasks.worker.delivery.delivery", "Request.announce", True),
     "to be stored": Point("petiole.tasks.app.backend", "RedisBackend._set", True, _of_a_result),
     "stored": Point("petiole.tasks.app.backend", "RedisBackend._set", False, _of_a_result),
-    "announced": Point("petiole.tasks.worker.delivery.revocation", "Request.announce", False),
+    "announced": Point("petiole.tasks.worker.delivery.delivery", "Request.announce", False),
 }
 
 OF_A_FAILURE = {

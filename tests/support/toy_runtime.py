@@ -23,8 +23,7 @@ from petiole.cache import WindowPages
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice, CpuEvent
 from petiole.gpu_worker.runtime.device.device import DeviceError
-from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
-from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
+from petiole.gpu_worker.runtime.device.transfer import DecodeSlot, RenderBuffer, check_shared_stream
 from petiole.gpu_worker.runtime.interface import (
     DRAFTED,
     PENDING,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from petiole.gpu_worker.request import Constraint
-from petiole.gpu_worker.text.checks import check_text
+from petiole.gpu_worker.request.requests import check_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

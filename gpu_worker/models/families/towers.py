@@ -105,7 +105,7 @@ def _tower(
 def gemma3(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     """SigLIP: all pictures have one size."""
     given = objects(raw, "vision_config")
-    layer, hidden = _siglip_layer(raw, given, hidden=768, heads=12, inner=3072)
+    layer, hidden = _siglip_layer(raw, given, hidden=768, heads=12)
     assert layer.mixer_norm is not None
     patch = whole(given, "patch_size", _MAX_SIDE, 16)
     table = whole(given, "image_size", 2**16, 224) // patch
@@ -205,7 +205,7 @@ def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
 def smolvlm(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     """SigLIP: each tile of a picture, and the whole picture, has its size."""
     given = objects(raw, "vision_config")
-    layer, hidden = _siglip_layer(raw, given, hidden=1152, heads=16, inner=3072)
+    layer, hidden = _siglip_layer(raw, given, hidden=1152, heads=16)
     patch = whole(given, "patch_size", _MAX_SIDE, 32)
     table, merge = whole(given, "image_size", 2**16, 224) // patch, whole(raw, "scale_factor", _MAX_SIDE, 2)
     if not table or table % merge:
@@ -223,12 +223,12 @@ def smolvlm(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     )
 
 
-def _siglip_layer(raw: JsonObject, given: JsonObject, *, hidden: int, heads: int, inner: int) -> tuple[Layer, int]:
-    """A layer of SigLIP, and the hidden size. hidden, heads, inner: the defaults."""
+def _siglip_layer(raw: JsonObject, given: JsonObject, *, hidden: int, heads: int) -> tuple[Layer, int]:
+    """A layer of SigLIP, and the hidden size. hidden, heads: the defaults."""
     hidden, heads = _heads(given, "num_attention_heads", hidden=hidden, heads=heads, width=1)
     norm = Norm(kind="layer", eps=config_keys.number(given, "layer_norm_eps", 1e-6), bias=True)
     act = config_keys.activation({"hidden_act": "gelu_pytorch_tanh", **_named(raw, given)}, ("gelu_tanh", "gelu"))
-    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, inner), act, gated=False, bias=True)
+    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, 3072), act, gated=False, bias=True)
     width = hidden // heads
     mixer = Attention(heads, heads, width, width**-0.5, mask="bidirectional", qkv_bias=True, out_bias=True)
     whole(given, "num_channels", 3, 3, low=3)

@@ -1,4 +1,4 @@
-"""Copies of a step's outputs from the device to the host.
+"""Copies of a step's outputs from the device to the host, and the slots that they belong to.
 
 `RenderBuffer` is a slot's pinned host memory for the outputs of a step. `start_transfer` enqueues the copies on
 the copy stream and returns a `TransferHandle`; only `commit_step` calls its `wait`.
@@ -14,8 +14,8 @@ The arrays that `wait` returns are views of the buffer. They are valid until the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -106,3 +106,32 @@ def _copy(target: HostArray, source: Any, n: int) -> None:
 
 def _numpy(array: Any) -> npt.NDArray[Any]:
     return array if isinstance(array, np.ndarray) else array.numpy()
+
+
+StagingT = TypeVar("StagingT")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSlot(Generic[StagingT]):
+    """One of two slots (double buffering): the data of a step that the next step must not overwrite. `staging` is
+    the data of the step that uses it, of a type that the runtime defines.
+
+    While the device computes step t from slot 0, the host fills slot 1 for step t+1. A slot belongs to one step
+    from `launch_forward` until `commit_step` has consumed its results (I6), so it needs no lock.
+
+        slot 0   | staging t | forward t | sampled t | copy t | commit t |  staging t+2 ...
+        slot 1               | staging t+1   | forward t+1   | sampled t+1 | copy t+1 | commit t+1 |
+
+    Both slots use the *same* compute stream (I1): step t+1 reads the pending inputs and the KV that step t writes,
+    and only stream order separates them. Two streams would need an event for each of these dependencies."""
+
+    slot_id: int
+    compute_stream: DeviceStream
+    render: RenderBuffer
+    staging: StagingT
+
+
+def check_shared_stream(slots: tuple[DecodeSlot[StagingT], ...]) -> None:
+    """Check invariant I1. Called after a runtime has created its slots."""
+    streams = {id(slot.compute_stream) for slot in slots}
+    assert len(streams) == 1, f"I1: all slots share one compute stream, these use {len(streams)}"

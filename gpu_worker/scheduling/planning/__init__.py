@@ -4,6 +4,5 @@ planner     chooses between prefill and decode; the sequences of a decode
 prefill     the chunks of a prefill, or the images that they need
 drafts      who gets how many drafts, and who waits for those in flight
 relief      who gives way when pages or rows are short
-candidates  which waiting sequences may start
-pages       who needs how many pages, and gets them
+candidates  which waiting sequences may start; who needs how many pages, and gets them
 """

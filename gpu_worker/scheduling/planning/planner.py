@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.planning.candidates import Candidates
+from petiole.gpu_worker.scheduling.planning.candidates import Candidates, PlannedPages
 from petiole.gpu_worker.scheduling.planning.drafts import PlannedDrafts
-from petiole.gpu_worker.scheduling.planning.pages import PlannedPages
 from petiole.gpu_worker.scheduling.planning.prefill import PrefillPlanner
 from petiole.gpu_worker.scheduling.planning.relief import Relief
 from petiole.gpu_worker.scheduling.priorities.budget import StepBudget

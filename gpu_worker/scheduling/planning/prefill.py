@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from petiole.cache import Amount
 from petiole.gpu_worker.request.prepared_images import whole_regions
 from petiole.gpu_worker.scheduling.batching import StepPlan
-from petiole.gpu_worker.scheduling.planning.candidates import Candidates
-from petiole.gpu_worker.scheduling.planning.pages import PlannedPages, rank
+from petiole.gpu_worker.scheduling.planning.candidates import Candidates, PlannedPages, rank
 from petiole.gpu_worker.scheduling.priorities.budget import StepBudget
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState

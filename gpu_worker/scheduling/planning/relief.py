@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from petiole.cache import Amount
 from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.planning.candidates import Candidates
-from petiole.gpu_worker.scheduling.planning.pages import PlannedPages, rank
+from petiole.gpu_worker.scheduling.planning.candidates import Candidates, PlannedPages, rank
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
 

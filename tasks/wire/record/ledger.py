@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from petiole.tasks.wire.headers import HELD, TENANT
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.wire.keys import account_keys, usage_keys, watched_key
 
 SUMS = ("requests", "prompt", "cached", "output", "reasoning")
@@ -25,25 +24,6 @@ SLOT_MS = 5000
 """What limits count, they count in slots of this length."""
 
 SECONDS_A_DAY = 86_400
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The tenant that a task belongs to, and the model that it runs on. `days`: how long its entry is kept."""
-
-    tenant: str = ""
-    held: tuple[str, int, int, int] | None = None
-    model: str = ""
-    adapter: str = ""
-    days: int = 7
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any], **known: Any) -> Account:
-        """`message`: the headers."""
-        held = HELD.of(message)
-        return cls(
-            TENANT.of(message) or "", None if held is None else (held[0], held[1], held[2], held[3]), **known
-        )
 
 
 def keys_of(account: Account, at: float) -> list[str]:

@@ -76,5 +76,4 @@ SOURCES = sources(
 
 def load(client: redis.Redis, name: str, of: Mapping[str, str] = SOURCES) -> Script:
     """`NAME.lua` as a callable. It sends the script again if the server has lost it."""
-    script = client.register_script(of[name])
-    return lambda keys, args: script(keys, args, client)
+    return client.register_script(of[name])

@@ -23,11 +23,12 @@ from celery.worker import state
 from petiole.contract.requests.count import SUFFIX
 from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.fleet import restarts
-from petiole.tasks.fleet.models import ModelFacts, own_of, own_queue, renamed
+from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.keys import own_of, own_queue, renamed
 from petiole.tasks.worker.boot.batch_runners import BatchHost
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper

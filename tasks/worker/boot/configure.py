@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from celery import Celery
 from petiole.contract.settings.engine import BATCHING
 from petiole.contract.settings.urls import RABBITMQ, scheme
 from petiole.tasks.app import worker_side
-from petiole.tasks.app.pools import ConnectionPools
+from petiole.tasks.app.amqp import ConnectionPools
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import idempotency
 from petiole.tasks.worker.boot import log_redaction, patches, program
@@ -20,7 +19,6 @@ from petiole.tasks.worker.broker import corruption
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
-from petiole.tasks.worker.delivery import time_limits  # noqa: F401 - its control command is one once imported
 from petiole.tasks.worker.pool import commands
 from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
@@ -60,8 +58,6 @@ def configure(app: Any) -> None:
     app.loader.override_backends = BACKENDS
     app.steps["worker"].add(EngineStep)
     log_redaction.install()
-    for name in program.LOGGERS:
-        logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)
     patches.install()
     commands.install(app)

@@ -3,7 +3,7 @@
 An exception's message may quote any of them, and so may a traceback. So at INFO and above, a record of Petiole,
 Celery or kombu shows an exception without its message, but for exceptions that never have text of users: those of
 Redis, of the operating system, and the like. Of an invalid request it shows the option. The task's result has the
-whole message.
+whole message. The log line of a generation has the generation's figures instead of its text.
 
 The records are changed as they are made, so that all handlers agree: those of Celery, and those of an application
 that configures its own log. Loggers of the application are not touched, but that what they log of others stays in
@@ -28,6 +28,8 @@ from petiole.contract.requests.count import CountRequest
 from petiole.contract.tasks import TASKS
 from petiole.gpu_worker import exceptions as engine_errors
 from petiole.tasks import errors
+from petiole.tasks.errors import GenerationFailed
+from petiole.tasks.submission.task import take_result
 
 LIBRARIES = ("petiole", "celery", "kombu")
 ENGINE = ("petiole.gpu_worker.threads.loop", "petiole.gpu_worker.runtime")
@@ -57,9 +59,15 @@ class Words(str):
 
 def install() -> None:
     """Change the records of this process from now on."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(figures_for_text)
     make = logging.getLogRecordFactory()
     if not getattr(make, "discreet", False):
         logging.setLogRecordFactory(_discreet(plain.factory(make)))
+
+
+LOGGERS = ("celery.worker.strategy", "celery.app.trace")
+"""The loggers that log when a task was received, and how it ended."""
 
 
 def _discreet(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
@@ -152,3 +160,51 @@ def _option(field: object) -> str:
     """The option in a field such as `prompt[0]`. The rest of a field may be a user's."""
     found = re.match(r"(\w+)(\[\d{1,9}\])?", field) if isinstance(field, str) else None
     return found[0] if found and found[1] in _OPTIONS else "an option that no task has"
+
+
+def figures_for_text(record: logging.LogRecord) -> bool:
+    """Log filter: a generation's figures in place of its text. Without it, Celery's trace logs the generated text,
+    and as run time only that of the task's body.
+
+    For structured logs, Celery puts the facts of a log line into `record.data`. Here a generation's `data` has its
+    figures.
+    No task's `data` has its arguments: they are prompts, and in chains and chords the texts of other tasks."""
+    facts = record.args
+    if not isinstance(facts, dict) or "id" not in facts:
+        return True
+    data = {name: value for name, value in facts.items() if name not in {"args", "kwargs"}}
+    if "return_value" in facts:
+        try:
+            result = take_result(str(facts["id"]))  # found by its id: `shadow` may change the name
+        except GenerationFailed:
+            eager = facts.get("name") in TASKS  # inside another task
+            data["return_value"] = "a generation" if eager else _without_text(str(facts["return_value"]))
+            record.args = {**facts, "return_value": data["return_value"]}
+        else:
+            del data["return_value"]
+            figures = {name: result[name] for name in ("finish_reason", "attempt")}
+            data |= {
+                "runtime": result["timing"]["total_ms"] / 1000,
+                **result["usage"],
+                **result["timing"],
+                **figures,
+            }
+            record.args = {**facts, "runtime": f"{data['runtime']:.3f}", "return_value": _in_words(result)}
+    record.data = data
+    return True
+
+
+def _without_text(shown: str) -> str:
+    """The result of another task, unless it is a user's text, or may have some."""
+    return shown if re.fullmatch(r"None|True|False|-?\d{1,20}(\.\d{1,20})?", shown) else "a result"
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    usage, timing = result["usage"], result["timing"]
+    return (
+        f"{usage['completion_tokens']} tokens ({result['finish_reason']}), "
+        + ("no first token, " if timing["ttft_ms"] is None else f"TTFT {timing['ttft_ms']:.0f} ms, ")
+        + f"waited {timing['queue_ms']:.0f} ms, "
+        f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached"
+        + (f", attempt {result['attempt']}" if result["attempt"] > 1 else "")
+    )

@@ -24,7 +24,7 @@ from celery.worker.loops import asynloop, synloop
 from celery.worker.state import maybe_shutdown
 from kombu.common import QoS
 
-from petiole.tasks.fleet.models import is_beside
+from petiole.tasks.wire.keys import is_beside
 from petiole.tasks.worker.broker import gate, quarantine
 from petiole.tasks.worker.broker.transport import lost_errors
 from petiole.tasks.worker.reports.incidents import incidents

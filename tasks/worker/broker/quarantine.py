@@ -28,9 +28,9 @@ from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.wire.keys import NAME_PROPERTY, QUARANTINE_KEY, stream_keys
 from petiole.tasks.wire.record import codec, ledger
-from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.wire.record.scripts import CloseReply
 from petiole.tasks.worker import idempotency, scripts
 from petiole.tasks.worker.broker.gate import RefusedMessage

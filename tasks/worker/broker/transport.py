@@ -45,7 +45,6 @@ from kombu import transport as transports
 from kombu.transport import redis as stock
 
 from petiole.contract.settings.urls import DEFAULT_PORT, SENTINEL, SentinelUrl, netloc
-from petiole.tasks.fleet.models import is_own
 from petiole.tasks.fleet.queues import list_lengths
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.connections import CONNECT_TIMEOUT_S
@@ -53,7 +52,7 @@ from petiole.tasks.servers.failover import demoted, refuses_writes
 from petiole.tasks.servers.replies import DamagedKey, answering
 from petiole.tasks.servers.sentinels import SYNC, pool_parameters
 from petiole.tasks.settings import settings
-from petiole.tasks.wire.keys import NAME_PROPERTY, stream_keys
+from petiole.tasks.wire.keys import NAME_PROPERTY, is_own, stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues

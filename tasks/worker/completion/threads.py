@@ -19,7 +19,7 @@ from typing import Any
 
 from celery import states
 
-from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.gpu_worker.threads.inbox import ThreadPool
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion.backend import RedisBackend, expires_of

@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from petiole.gpu_worker.request import Request
-from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.gpu_worker.threads.inbox import ThreadPool
 from petiole.tasks.fleet import control
 from petiole.tasks.settings import Settings
-from petiole.tasks.wire.record.ledger import Account
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
-from petiole.tasks.worker.delivery.delivery import Delivery, Messages
+from petiole.tasks.worker.delivery.delivery import Delivery, Messages, TimeLimits
 from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import BeginReply, OutboxListener, RunningAttempt
 from petiole.tasks.worker.generation.effects import Action, Effect, Event

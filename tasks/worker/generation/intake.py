@@ -25,10 +25,10 @@ from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.submission.options import parse
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.wire.keys import stream_keys
-from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
+from petiole.tasks.worker.delivery.delivery import TimeLimits
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engine_requests import engine_request, images_of, stored
@@ -49,6 +49,7 @@ class Intake:
     def __init__(self, services: Services, client: redis.Redis) -> None:
         self._services = services
         self._client = client
+        self._highest_first = scheme(services.settings.broker_url) in RABBITMQ
         self._begin, self._remodel = scripts.load(client, "begin"), scripts.load(client, "remodel")
         self._beginning = threading.Lock()
         self._queue: queue.SimpleQueue[JobDriver | None] = queue.SimpleQueue()
@@ -265,7 +266,7 @@ class Intake:
         priority = (job.messages.current.message.get("delivery_info") or {}).get("priority")
         if type(priority) is not int:
             return 0
-        return -priority if scheme(self._services.settings.broker_url) in RABBITMQ else priority
+        return -priority if self._highest_first else priority
 
 
 def _continued(job: JobDriver) -> bool:

@@ -68,7 +68,7 @@ from typing import Concatenate, ParamSpec
 
 from petiole.gpu_worker.request import Request
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
-from petiole.tasks.worker.delivery.time_limits import Kind, TimeLimits
+from petiole.tasks.worker.delivery.delivery import Kind, TimeLimits
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.effects import Action, Effects
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended, failed, within

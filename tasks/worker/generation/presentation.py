@@ -135,7 +135,7 @@ class Presentation:
         announced = None if format is None else format.announced
         return replace(
             prepared,
-            tool_types=types_of(request.tools or ()) or None,
+            tool_types=(types_of(request.tools) or None) if request.tools else None,
             reasoning=short or None,
             format=announced if announced is None or isinstance(announced, str) else dict(announced),
         )

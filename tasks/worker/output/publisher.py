@@ -36,10 +36,10 @@ import redis
 from petiole.contract.results.outputs import Prepared
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.failover import caused_by_call
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.wire.keys import INTEREST_TTL_S, stream_keys
 from petiole.tasks.wire.record import codec, ledger
 from petiole.tasks.wire.record.codec import LoggedOutput, Tokens
-from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.wire.record.scripts import PublishReply
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage

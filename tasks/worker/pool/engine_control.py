@@ -24,7 +24,7 @@ from typing import Any, Literal
 from celery.worker.control import control_command, inspect_command
 
 from petiole.gpu_worker.exceptions import EngineClosed, ModelError
-from petiole.tasks.fleet.models import own_of, renamed
+from petiole.tasks.wire.keys import own_of, renamed
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.reports.facts import model_name

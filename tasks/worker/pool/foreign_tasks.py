@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import redis
 from billiard.einfo import ExceptionInfo
 
-from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.gpu_worker.threads.inbox import ThreadPool
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.traces import carried

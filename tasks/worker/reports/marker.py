@@ -1,4 +1,4 @@
-"""This worker's marker in the result backend: see `tasks.fleet.markers`."""
+"""This worker's marker in the result backend: see `tasks.fleet.availability`."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ from petiole.gpu_worker import Engine, EngineClosed, EngineError, FinishReason
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.device.device import DeviceEvent
-from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
-from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
+from petiole.gpu_worker.runtime.device.transfer import DecodeSlot, RenderBuffer, check_shared_stream
 from petiole.gpu_worker.scheduling.outcomes import NotIdle
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence, SequenceInputs

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, FinishReason, InvalidRequest
-from petiole.gpu_worker.scheduling.planning.pages import PlannedPages
+from petiole.gpu_worker.scheduling.planning.candidates import PlannedPages
 from tests.support.toy_engine import Expected, expected, request, toy_engine
 
 LONG = [

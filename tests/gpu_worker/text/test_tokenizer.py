@@ -14,8 +14,8 @@ import transformers
 from petiole.gpu_worker import models
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.preparation import truncation
+from petiole.gpu_worker.request.requests import check_token_ids
 from petiole.gpu_worker.text import TextAssembler, Tokenizer, load_tokenizer
-from petiole.gpu_worker.text.checks import check_token_ids
 from tests.support import tokenizers as samples
 
 TEXTS = ["hello world", "  naïve 日本語 😀\n", "", "the fox<|im_end|> hello </s>"]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.gpu_worker.threads.inbox import ThreadPool
 
 
 def test_one_thread_keeps_the_order() -> None:
@@ -45,7 +45,7 @@ def test_closing_waits_and_then_nothing_is_taken() -> None:
 
 def test_what_raises_is_logged_and_the_next_is_called(caplog: pytest.LogCaptureFixture) -> None:
     threads, done = ThreadPool(1, "test"), threading.Event()
-    with caplog.at_level(logging.ERROR, "petiole.gpu_worker.threads.thread_pool"):
+    with caplog.at_level(logging.ERROR, "petiole.gpu_worker.threads.inbox"):
         threads.put(lambda: 1 // 0)
         threads.put(sys.exit)
         threads.put(done.set)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from petiole.tasks.app.circuit_breaker import PAUSE_S, Breaker
+from petiole.tasks.app.amqp import PAUSE_S, Breaker
 from petiole.tasks.errors import NoWorker, Unavailable
 
 DOWN = Unavailable("redis://h", "refused")

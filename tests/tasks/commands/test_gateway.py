@@ -15,7 +15,8 @@ import pytest
 
 from petiole.tasks.commands.demos.demo import python_path
 from petiole.tasks.commands.gateway import placed, told_apart
-from petiole.tasks.fleet.models import ModelFacts, find, own_queue
+from petiole.tasks.fleet.models import ModelFacts, find
+from petiole.tasks.wire.keys import own_queue
 
 MODELS = ("petiole-tiny", "petiole-tiny-vision")
 

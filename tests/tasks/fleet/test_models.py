@@ -12,10 +12,10 @@ from hypothesis import given, strategies as st
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models
-from petiole.tasks.fleet.models import KEPT_S, ModelFacts, ModelRoute, find, own_queue, served
+from petiole.tasks.fleet.models import KEPT_S, ModelFacts, ModelRoute, find, served
 from petiole.tasks.fleet.reports import LOST_AFTER_S
 from petiole.tasks.servers.connections import connect
-from petiole.tasks.wire.keys import MODELS_KEY
+from petiole.tasks.wire.keys import MODELS_KEY, own_queue
 from tests.support.site import RedisServer
 
 GONE = LOST_AFTER_S + 1

@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from petiole.tasks import InvalidRequest, Unavailable
+from petiole.tasks.app.amqp import Breaker
 from petiole.tasks.app.application import make_app
-from petiole.tasks.app.circuit_breaker import Breaker
 from petiole.tasks.fleet import models
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings

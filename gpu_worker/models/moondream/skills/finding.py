@@ -4,6 +4,11 @@
     detect    x  y  size   x  y  size   ... end
 
 So the allowed tokens depend on the index in the output alone, and no step waits for the previous one.
+
+    options   object, max_objects (50)
+    answer    {"points": [{"x": 0.5, "y": 0.25}, ...]}, or
+              {"objects": [{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]}, as shares of the
+              picture's width and height; boxes are cut at the picture's edges
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from petiole.gpu_worker.models.moondream.config import TokenConfig
+from petiole.gpu_worker.models.moondream.config import MoondreamConfig, TokenConfig
 from petiole.gpu_worker.models.moondream.skills import options as checks
 from petiole.gpu_worker.request.prepared_images import ImagePlace
 from petiole.gpu_worker.request.skills import SkillPrompt, TextCodec
@@ -67,21 +72,51 @@ class FindingState:
         )
 
 
-def clamped(value: float) -> float:
-    return min(1.0, max(0.0, value))
+def point(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, codec: TextCodec) -> SkillPrompt:
+    kinds = (config.tokens.coordinate, config.tokens.coordinate)
+    return _asked("point", options, config.tokens, n_images, codec, kinds, _point, "points")
 
 
-def asked(
+def detect(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, codec: TextCodec) -> SkillPrompt:
+    kinds = (config.tokens.coordinate, config.tokens.coordinate, config.tokens.size)
+    return _asked("detect", options, config.tokens, n_images, codec, kinds, _box, "objects")
+
+
+def _asked(
     skill: str,
     options: Mapping[str, Any],
     tokens: TokenConfig,
     n_images: int,
     codec: TextCodec,
-    state: FindingState,
+    kinds: Sequence[int],
+    item: Callable[[Sequence[float]], Item],
+    found: str,
 ) -> SkillPrompt:
     """The prompt that names the object, with a space before it."""
+    checks.check_names(skill, options, ("object", "max_objects"))
+    state = FindingState(kinds, tokens.eos, checks.max_objects(options), item, found)
     checks.needs_image(skill, n_images)
     around = tokens.templates[skill]
     name = codec.encode(" " + checks.text(options, "object"), field="object")
     prompt: list[int | ImagePlace] = [tokens.bos, ImagePlace(0), *around["prefix"], *name, *around["suffix"]]
     return SkillPrompt(prompt, state, steering="index", has_text=False)
+
+
+def _point(values: Sequence[float]) -> Item:
+    x, y = values
+    return {"x": _clamped(x), "y": _clamped(y)}
+
+
+def _box(values: Sequence[float]) -> Item:
+    """The box with this centre, width and height."""
+    x, y, width, height = values
+    return {
+        "x_min": _clamped(x - width / 2),
+        "y_min": _clamped(y - height / 2),
+        "x_max": _clamped(x + width / 2),
+        "y_max": _clamped(y + height / 2),
+    }
+
+
+def _clamped(value: float) -> float:
+    return min(1.0, max(0.0, value))

@@ -16,7 +16,8 @@ from celery.exceptions import WorkerShutdown
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.worker.boot.bootstep import freeze
-from petiole.tasks.worker.boot.program import Connection, figures_for_text
+from petiole.tasks.worker.boot.log_redaction import figures_for_text
+from petiole.tasks.worker.boot.program import Connection
 from petiole.tasks.worker.output.outcomes import Outcome, at_hand
 from petiole.tasks.worker.pool.pool import EnginePool
 from tests.support.site import Site, eventually

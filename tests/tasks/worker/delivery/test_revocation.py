@@ -9,7 +9,7 @@ from typing import Any
 from celery.worker import state
 from kombu.asynchronous import Hub
 
-from petiole.tasks.worker.delivery import revocation
+from petiole.tasks.worker.delivery import delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 
 
@@ -22,13 +22,13 @@ def test_many_ids_are_noted_in_turns(monkeypatch: Any) -> None:
     hub.add_reader(reader, lambda: seen.append(len(noted)))
     consumer = SimpleNamespace(hub=hub, pool=SimpleNamespace(services=SimpleNamespace(mailbox=mailbox)))
     ids = [f"t{k}" for k in range(10_000)]
-    answer = revocation.revoke(SimpleNamespace(consumer=consumer), ids)
+    answer = delivery.revoke(SimpleNamespace(consumer=consumer), ids)
     assert "flagged as revoked" in answer["ok"]
     turns = hub.create_loop()
     while len(noted) < len(ids):
         next(turns)
     assert noted == set(ids)
-    assert {*range(revocation.AT_ONCE, len(ids), revocation.AT_ONCE)} <= set(seen), "it was read in each turn"
+    assert {*range(delivery.AT_ONCE, len(ids), delivery.AT_ONCE)} <= set(seen), "it was read in each turn"
     hub.close()
     os.close(reader)
     os.close(writer)
@@ -36,5 +36,5 @@ def test_many_ids_are_noted_in_turns(monkeypatch: Any) -> None:
 
 def test_few_ids_are_noted_at_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(state, "revoked", noted := set[str]())
-    revocation.revoke(SimpleNamespace(consumer=None), ["a", "b"])
+    delivery.revoke(SimpleNamespace(consumer=None), ["a", "b"])
     assert noted == {"a", "b"}

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from petiole.tasks.worker.delivery.time_limits import Kind, Limit, TimeLimits
+from petiole.tasks.worker.delivery.delivery import Kind, Limit, TimeLimits
 from petiole.tasks.worker.output.outcomes import Outcome
 
 DEADLINE = Outcome({}, finish_reason="deadline")

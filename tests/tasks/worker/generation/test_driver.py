@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from petiole.gpu_worker.request import Request, SamplingParams
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
+from petiole.tasks.worker.delivery.delivery import TimeLimits
 from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.generation.job import State
 from petiole.tasks.worker.output.outcomes import ended

@@ -8,7 +8,7 @@ import pytest
 
 from petiole.gpu_worker.request import Request
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
+from petiole.tasks.worker.delivery.delivery import TimeLimits
 from petiole.tasks.worker.generation.effects import (
     Accept,
     Action,

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from petiole.gpu_worker.request import Request
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
-from petiole.tasks.worker.delivery.time_limits import TimeLimits
+from petiole.tasks.worker.delivery.delivery import TimeLimits
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.job import Job, State

@@ -13,8 +13,9 @@ from petiole.contract.results.outputs import Prepared
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.fleet import usage
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.wire.keys import account_keys, usage_keys
-from petiole.tasks.wire.record.ledger import SLOT_MS, SUMS, Account
+from petiole.tasks.wire.record.ledger import SLOT_MS, SUMS
 from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 from petiole.tasks.worker.output.outcomes import Outcome, ended, failed
 from petiole.tasks.worker.output.publisher import Publisher, ScriptCall

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings as hypothesis_settings, stra
 from petiole.contract.results.outputs import Prepared
 from petiole.contract.results.task_result import StreamDelta
 from petiole.gpu_worker.request import Delta, FinishReason, TokenLogprobs
+from petiole.tasks.wire.headers import Account
 from petiole.tasks.wire.record.codec import LoggedOutput
-from petiole.tasks.wire.record.ledger import Account
 from petiole.tasks.worker.output import publisher as module
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from tests.support.publishing import END, KEYS, TASK, Flaky, Heard, attempt, begin, log, written
