@@ -138,8 +138,8 @@ class Raw(bytes):
 
 
 def write(path: Path, entries: dict[str, Any], table: dict[str, Any] | None = None, *counts: int) -> Path:
-    """table: changes of the table of tensors: type, shape and offset by name; None: the right one. counts: what the file says of its
-    numbers of tensors and entries."""
+    """table: changes of the table of tensors: type, shape and offset by name, or None for the right
+    offset. counts: what the file says of its numbers of tensors and entries."""
     stored, head, data = tensors(), bytearray(b"GGUF"), bytearray()
     head += struct.pack("<IQQ", 3, *(counts or (len(stored), len(entries))))
     for key, value in entries.items():
@@ -199,6 +199,7 @@ def test_a_file_of_gguf_with_a_changed_table_of_tensors(tmp_path: Path) -> None:
         is_served_or_refused(write(tmp_path / f"{i}.gguf", metadata(), table))
 
 
+TOKENS = "tokenizer.ggml.tokens"
 NAMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tensors that overlap": (
         lambda path: write(path, metadata(), {"output_norm.weight": (0, (256,), 0)}),
@@ -217,7 +218,9 @@ NAMED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "tensor 'blk.1.attn_norm.weight' of one dimension must be F32, F16 or BF16, got Q8_0",
     ),
     "fewer rows than tokens": (
-        lambda path: write(path, metadata() | {"tokenizer.ggml.tokens": [*metadata()["tokenizer.ggml.tokens"], "x"]}),
+        lambda path: write(
+            path, metadata() | {"tokenizer.ggml.tokens": [*metadata()["tokenizer.ggml.tokens"], "x"]}
+        ),
         "tensor token_embd.weight must have a row for each of 513 tokens of tokenizer.ggml.tokens, got 512",
     ),
     "an alignment that is no power of two": (
