@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.finding import files_of_weights, resolve_model
 from petiole.gpu_worker.models.checkpoint.identity import fingerprint, stored_dtype
 from petiole.gpu_worker.models.checkpoint.named_tokens import NamedTokens
-from petiole.gpu_worker.models.checkpoint.opening import end_token_ids
+from petiole.gpu_worker.models.checkpoint.opening import end_token_ids, is_gguf
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, Model, load_model
@@ -80,6 +81,10 @@ class ModelReader:
     def find(self, model: str) -> ModelInfo:
         """Read the model's configuration, downloading it if needed. Raises ModelError."""
         folder = resolve_model(model, self._config.revision)
+        with _naming(folder):
+            return self._found(model, folder)
+
+    def _found(self, model: str, folder: Path) -> ModelInfo:
         found = find_model(folder, self._tokens)
         plan = found.plan
         if plan.pooling is not None or not drafts_by_head(self._config, self._platform):
@@ -150,7 +155,22 @@ class ModelReader:
         )
         if self._source is not None:
             return info.model.read(self._source, info.model, options)
-        return load_model(info.folder, info.model, options)
+        with _naming(info.folder):
+            return load_model(info.folder, info.model, options)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Has errors of a model name its folder or file, which those of its configuration and its tensors do not know.
+    Of a GGUF file no config.json was read."""
+    try:
+        yield
+    except ModelError as error:
+        said = str(error)
+        if type(error) is not ModelError or str(folder) in said:
+            raise
+        said = said.removeprefix("config.json: ") if is_gguf(folder) else said
+        raise ModelError(f"{folder}: {said}") from error
 
 
 def _pooled_as(model: Model) -> str:

@@ -207,8 +207,24 @@ def logprobs(
 
     named: int64 [n, 3], (output, place, token): tokens to report in place of likely ones."""
     table = logits.log_softmax(-1)
-    top, ids = table.topk(k, dim=-1)
+    top, ids = _largest(table, k)
     if named is not None:
         output, place, token = named.unbind(1)
         ids[output, place], top[output, place] = token, table[output, token]
     return table.gather(1, token_ids[:, None]).squeeze(1), ids, top
+
+
+def _largest(table: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest numbers of each row of [O, V], and their ids. On a CPU, of equal ones those with the smallest
+    ids come first, as of all tokens that a mask forbids: others in the batch may ask for more, which would change
+    the order."""
+    if table.device.type != "cpu" or k == 0:
+        top, ids = table.topk(k, dim=-1)
+        return top, ids
+    top, ids = table.topk(min(k + 1, table.shape[-1]), dim=-1)
+    for i in (top[:, 1:] == top[:, :-1]).any(-1).nonzero().squeeze(1).tolist():
+        row, least = table[i], top[i, k - 1]
+        larger, equal = ((row > least).nonzero().squeeze(1), (row == least).nonzero().squeeze(1))
+        found = torch.cat([larger, equal[: k - len(larger)]])
+        ids[i, :k] = found[row[found].argsort(descending=True, stable=True)]
+    return top[:, :k], ids[:, :k]

@@ -8,6 +8,7 @@ t5      SentencePiece's unigrams: the pieces with the highest sum of scores"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
@@ -113,17 +114,16 @@ class _GgufReader:
         unknown = self._id("unknown")
         unk_token = "[UNK]" if unknown is None else self._tokens[unknown]
         backend = Tokenizer(models.WordPiece(vocab=self._vocab, unk_token=unk_token))
-        lower = bool(self._get("normalizer.lowercase", True))
-        accents = bool(self._get("normalizer.strip_accents", lower))
+        lower = self._flag("normalizer.lowercase", True)
+        accents = self._flag("normalizer.strip_accents", lower)
         backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=accents)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece()
         return backend
 
     def _unigram(self) -> Tokenizer:
-        scores: list[float] = self._list("scores", float, len(self._tokens))
         backend = Tokenizer(
-            models.Unigram([*zip(self._vocab, scores, strict=True)], unk_id=self._id("unknown") or 0)
+            models.Unigram([*zip(self._vocab, self._scores(), strict=True)], unk_id=self._id("unknown") or 0)
         )
         stages: list[Any] = []
         if self._get("precompiled_charsmap"):
@@ -135,17 +135,17 @@ class _GgufReader:
                 stages.append(normalizers.Precompiled(mapped))
             except BaseException as error:  # the library raises nothing narrower, and its panic is no Exception
                 raise self._wrong("precompiled_charsmap", "be a map", " ".join(str(error).split())) from None
-        if self._get("remove_extra_whitespaces", True):
+        if self._flag("remove_extra_whitespaces", True):
             stages += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
         backend.normalizer = normalizers.Sequence(stages)
-        first: Any = "always" if self._get("add_space_prefix", True) else "never"
+        first: Any = "always" if self._flag("add_space_prefix", True) else "never"
         backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=first)
         backend.decoder = decoders.Metaspace(_SPACE, prepend_scheme=first)
         return backend
 
     def _sentencepiece(self) -> Tokenizer:
         merged = self._get("model") == "gemma4"
-        prefix = bool(self._get("add_space_prefix", not merged))
+        prefix = self._flag("add_space_prefix", not merged)
         unknown = self._id("unknown")
         backend = self._bpe(
             self._merges() if merged else self._merges_by_score(),
@@ -182,7 +182,7 @@ class _GgufReader:
         tokens = self._tokens
         both = zip(self._vocab.items(), self._kinds, strict=True)
         plain = {token: i for (token, i), kind in both if kind not in (_CONTROL, _BYTE)}
-        best = -np.array(self._list("scores", float, len(tokens)))
+        best = -np.array(self._scores())
         starts: list[str] = []
         found: list[int] = []
         for token in sorted(plain):
@@ -204,8 +204,8 @@ class _GgufReader:
         begins = kind in ("llama", "gemma4", "bert") or (kind == "gpt2" and CUTS[pre].begins)
         first = self._first_of(*(("cls", "bos") if words else ("bos", "cls")))
         last = self._first_of(*(("seperator",) if words else ("eos", "seperator")))
-        bos = first if self._get("add_bos_token", begins) else None
-        eos = last if self._get("add_eos_token", kind in ("bert", "t5")) else None
+        bos = first if self._flag("add_bos_token", begins) else None
+        eos = last if self._flag("add_eos_token", kind in ("bert", "t5")) else None
         before, after = ([] if i is None else [self._tokens[i]] for i in (bos, eos))
         special = [(self._tokens[i], i) for i in dict.fromkeys((bos, eos)) if i is not None]
         if special:
@@ -223,6 +223,18 @@ class _GgufReader:
             return None
         if not isinstance(found, int) or not 0 <= found < len(self._tokens):
             raise self._wrong(f"{key}_token_id", f"be from 0 to {len(self._tokens) - 1}", shown(found))
+        return found
+
+    def _scores(self) -> list[float]:
+        found: list[float] = self._list("scores", float, len(self._tokens))
+        if (wrong := next((i for i, score in enumerate(found) if math.isnan(score)), None)) is not None:
+            raise self._wrong("scores", "be numbers", f"nan for token {wrong}")
+        return found
+
+    def _flag(self, key: str, default: bool) -> bool:
+        found = self._get(key, default)
+        if not isinstance(found, bool):
+            raise self._wrong(key, "be true or false", shown(found))
         return found
 
     def _list(self, key: str, kind: type, length: int | None = None) -> list[Any]:

@@ -62,9 +62,11 @@ def pieces_of(path: Path) -> list[Path]:
     piece = _PIECE.fullmatch(path.name)
     if piece is None:
         return [path]
-    n = int(piece[3])
-    found = [path.with_name(f"{piece[1]}-{i:05}-of-{n:05}.gguf") for i in range(1, n + 1)]
-    missing = next((one for one in found if not one.is_file()), None)
-    if missing is not None or not found:
-        raise ModelError(f"{path} is one of {n} pieces: {missing or 'the first one'} is missing")
+    n, found = int(piece[3]), list[Path]()
+    for i in range(1, n + 1):
+        found.append(path.with_name(f"{piece[1]}-{i:05}-of-{n:05}.gguf"))
+        if not found[-1].is_file():
+            raise ModelError(f"{path} is one of {n} pieces: {found[-1]} is missing")
+    if path not in found:
+        raise ModelError(f"{path} must be one of {n} pieces, got number {int(piece[2])}")
     return found

@@ -176,6 +176,10 @@ class _Config:
         if stored is None or len(stored.shape) != 2:
             got = "none" if stored is None else list(stored.shape)
             raise ModelError(f"{self._header.path}: tensor {_EMBEDDING} must have two dimensions, got {got}")
+        tokens = self._header.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and len(tokens) != stored.shape[0]:  # as llama.cpp
+            limit = f"must have a row for each of {len(tokens)} tokens of tokenizer.ggml.tokens"
+            raise ModelError(f"{self._header.path}: tensor {_EMBEDDING} {limit}, got {stored.shape[0]}")
         return stored.shape[0]
 
     def _kinds(self) -> set[str]:

@@ -4,7 +4,7 @@ magic, version (uint32), number of tensors, number of entries (uint64)
 entry    key, type (uint32), value; an array is its type, its length and its values
 tensor   name, number of dimensions (uint32), sizes (the innermost first), type (uint32), offset (uint64)
 
-The data follow at a multiple of `general.alignment`."""
+The data follow at a multiple of `general.alignment`, one tensor behind the other, each at such a multiple."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ _MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**22
 _MOST_HEADER = 2**28
 """Bytes of the whole header: the largest vocabularies take 20 MB."""
 _MAX_DIMENSIONS = 4
+_ALIGNMENTS = [2**i for i in range(21)]
 _READING = Lock()
 """Weights and tokenizer are made by two threads at the same time: the second one finds what the first has read."""
 
@@ -128,11 +129,15 @@ class _HeaderReader:
             key = self._text()
             if key in metadata:
                 raise ValueError(f"two entries {shown(key)}")
-            metadata[key] = self._value(self._number("I"))
+            try:
+                metadata[key] = self._value(self._number("I"))
+            except ValueError as error:
+                raise error if isinstance(error, ModelError) else ValueError(f"{shown(key)}: {error}") from None
         raw = [self._tensor() for _ in range(n_tensors)]
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
-            raise ValueError(f"general.alignment must be from 1 to {2**20}, got {shown(alignment)}")
+        if type(alignment) is not int or alignment not in _ALIGNMENTS:
+            limit = f"must be a power of two from 1 to {_ALIGNMENTS[-1]}"
+            raise ValueError(f"general.alignment {limit}, got {shown(alignment)}")
         begin = -(-self._at // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in raw:
@@ -140,7 +145,18 @@ class _HeaderReader:
                 raise ValueError(f"two tensors {shown(name)}")
             tensors[name] = self._stored(name, kind, shape, begin + offset)
         check_disjoint(tensors)
+        self._check_no_gaps(tensors, begin, alignment)
         return GgufHeader(self._path, metadata, tensors)
+
+    @staticmethod
+    def _check_no_gaps(tensors: Mapping[str, GgufTensor], begin: int, alignment: int) -> None:
+        """As llama.cpp. A gap means that a size or a type is damaged: the tensor before it has other numbers."""
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].start):
+            if tensor.start != begin:
+                raise ValueError(
+                    f"tensor {shown(name)} must begin at byte {begin}, behind the one before, got {tensor.start}"
+                )
+            begin = tensor.start + -(-(tensor.end - tensor.start) // alignment) * alignment
 
     def _stored(self, name: str, number: int, shape: tuple[int, ...], start: int) -> GgufTensor:
         kind = NAMES.get(number, str(number))
@@ -150,6 +166,8 @@ class _HeaderReader:
                 f" take the file in Q8_0 or Q4_K_M, or the checkpoint in safetensors"
             )
         block = TYPES[kind]
+        if len(shape) == 1 and block.quantised:
+            raise ValueError(f"tensor {shown(name)} of one dimension must be F32, F16 or BF16, got {kind}")
         if shape[-1] % block.values:
             raise ValueError(f"tensor {shown(name)}: {shape[-1]} inputs in blocks of {block.values}")
         end = start + math.prod(shape) // block.values * block.n_bytes

@@ -51,6 +51,12 @@ class Metadata:
             raise self.wrong(key, "be a number", shown(value))
         return float(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "be true or false", shown(value))
+        return value
+
     def floats(self, name: str, n: int) -> list[float]:
         """The n numbers of a tensor of the file."""
         stored = self.header.tensors[name]

@@ -61,6 +61,8 @@ def test_pieces(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is one of 2 pieces: .*m-00001-of-00002.gguf is missing"):
         pieces_of(two)
     one.write_bytes(b"")
+    with pytest.raises(ModelError, match=r"00003-of-00002.gguf must be one of 2 pieces, got number 3"):
+        pieces_of(tmp_path / "m-00003-of-00002.gguf")
     assert pieces_of(two) == [one, two]
     assert resolve_model(str(two)) == one
     assert resolve_model(str(tmp_path)) == one

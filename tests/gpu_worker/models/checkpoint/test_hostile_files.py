@@ -138,8 +138,8 @@ class Raw(bytes):
 
 
 def write(path: Path, entries: dict[str, Any], table: dict[str, Any] | None = None, *counts: int) -> Path:
-    """table: changes of the table of tensors: type, shape and offset by name. counts: what the file says of its
-    numbers of tensors and entries."""
+    """table: changes of the table of tensors: type, shape and offset by name, or None for the right
+    offset. counts: what the file says of its numbers of tensors and entries."""
     stored, head, data = tensors(), bytearray(b"GGUF"), bytearray()
     head += struct.pack("<IQQ", 3, *(counts or (len(stored), len(entries))))
     for key, value in entries.items():
@@ -148,7 +148,7 @@ def write(path: Path, entries: dict[str, Any], table: dict[str, Any] | None = No
         data += bytes(-len(data) % gguf.ALIGNMENT)
         number, sizes, offset = (table or {}).get(name, (gguf.NUMBERS[kind], shape, len(data)))
         head += gguf._text(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *reversed(sizes))
-        head += struct.pack("<IQ", number, offset)
+        head += struct.pack("<IQ", number, len(data) if offset is None else offset)
         data += raw
     path.write_bytes(bytes(head) + bytes(-len(head) % gguf.ALIGNMENT) + bytes(data))
     return path
@@ -199,6 +199,7 @@ def test_a_file_of_gguf_with_a_changed_table_of_tensors(tmp_path: Path) -> None:
         is_served_or_refused(write(tmp_path / f"{i}.gguf", metadata(), table))
 
 
+TOKENS = "tokenizer.ggml.tokens"
 NAMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tensors that overlap": (
         lambda path: write(path, metadata(), {"output_norm.weight": (0, (256,), 0)}),
@@ -207,6 +208,28 @@ NAMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an offset past the end": (
         lambda path: write(path, metadata(), {"output_norm.weight": (0, (256,), 2**62)}),
         r"its header promises 46116860\d+",
+    ),
+    "a type of fewer bytes": (
+        lambda path: write(path, metadata(), {"blk.1.attn_norm.weight": (1, (256,), None)}),
+        r"tensor '[\w.]+' must begin at byte \d+, behind the one before, got \d+",
+    ),
+    "a vector in blocks": (
+        lambda path: write(path, metadata(), {"blk.1.attn_norm.weight": (8, (256,), None)}),
+        "tensor 'blk.1.attn_norm.weight' of one dimension must be F32, F16 or BF16, got Q8_0",
+    ),
+    "fewer rows than tokens": (
+        lambda path: write(
+            path, metadata() | {"tokenizer.ggml.tokens": [*metadata()["tokenizer.ggml.tokens"], "x"]}
+        ),
+        "tensor token_embd.weight must have a row for each of 513 tokens of tokenizer.ggml.tokens, got 512",
+    ),
+    "an alignment that is no power of two": (
+        lambda path: write(path, metadata() | {"general.alignment": Raw(struct.pack("<II", 4, 24))}),
+        "general.alignment must be a power of two from 1 to 1048576, got 24",
+    ),
+    "text that is no UTF-8": (
+        lambda path: write(path, metadata() | {"x.y": Raw(struct.pack("<IQ", 8, 1) + b"\xff")}),
+        "damaged header: 'x.y': 'utf-8' codec can't decode byte 0xff",
     ),
     "a billion tensors": (lambda path: write(path, metadata(), {}, 10**9, 1), "at most 100000 tensors"),
     "a billion entries": (lambda path: write(path, metadata(), {}, 1, 10**9), "at most 10000 entries"),
@@ -233,6 +256,41 @@ NAMED: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_a_bomb_of_gguf_names_its_limit(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
     with pytest.raises(ModelError, match=why):
         opened(make(tmp_path / "bomb.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("add_bos_token", "false", "add_bos_token must be true or false, got 'false'"),
+        ("add_eos_token", Raw(struct.pack("<II", 4, 1)), "add_eos_token must be true or false, got 1"),
+        ("scores", [0.0] * 511 + [float("nan")], "scores must be numbers, got nan for token 511"),
+    ],
+)
+def test_metadata_of_a_tokenizer_have_their_types(tmp_path: Path, key: str, value: Any, why: str) -> None:
+    entries = metadata() | {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * 512}
+    path = write(tmp_path / "typed.gguf", entries | {f"tokenizer.ggml.{key}": value})
+    with pytest.raises(ModelError, match=f"typed.gguf: tokenizer.ggml.{why}"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ({"feed_forward_length": 256}, "tensor model.layers.0.mlp.gate_proj.weight must have shape"),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, "factor must be a number from 0.001"),
+    ],
+)
+def test_an_error_names_the_file(tmp_path: Path, entries: dict[str, Any], why: str) -> None:
+    path = write(tmp_path / "named.gguf", metadata() | {f"qwen3.{key}": entries[key] for key in entries})
+    with pytest.raises(ModelError, match=f"^{path}: {why}"):
+        opened(path)
+
+
+def test_an_error_of_a_folder_names_it(tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("tools", "embed", "vision"))
+    with_json(folder / "config.json", lambda given: given | {"hidden_size": 0})
+    with pytest.raises(ModelError, match=f"^{folder}: config.json: hidden_size must be"):
+        opened(folder)
 
 
 def test_a_big_endian_file_is_named_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from petiole.gpu_worker.runtime.step.inputs import StepStates, lay_out
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from petiole.gpu_worker.runtime.step.rows import RowStates, sampled_with
 from petiole.gpu_worker.runtime.step.sampler import OutputSampler
-from petiole.gpu_worker.runtime.step.sampling import apply_bits, apply_penalties, bar
+from petiole.gpu_worker.runtime.step.sampling import apply_bits, apply_penalties, bar, logprobs
 from petiole.gpu_worker.runtime.step.verify import accept
 
 N = 20_000
@@ -485,3 +485,19 @@ def test_tokens_that_the_forward_has_found_are_not_taken_where_a_grammar_forbids
         planned(states, step), step, StepStates(lambda: logits, likeliest=torch.tensor([7])), mask
     )
     assert made["token_ids"].tolist() == [6]
+
+
+def test_of_equally_likely_tokens_the_first_are_reported_whatever_others_ask_for():
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).round(decimals=1)
+    logits[1], logits[2, 2:] = float("-inf"), float("-inf")
+    logits[1, 7], logits[3] = 0.0, 1.0
+    order = logits.argsort(dim=-1, descending=True, stable=True)
+    for k in (1, 2, 5, 20, 300):
+        _, ids, top = logprobs(logits, order[:, 0], k)
+        assert ids.tolist() == order[:, :k].tolist()
+        assert torch.equal(top, logits.log_softmax(-1).gather(1, ids))
+
+
+def test_no_likely_tokens_are_reported_where_none_are_asked_for():
+    chosen, ids, top = logprobs(torch.zeros(2, 4), torch.tensor([1, 3]), 0)
+    assert (chosen.shape, ids.shape, top.shape) == ((2,), (2, 0), (2, 0))

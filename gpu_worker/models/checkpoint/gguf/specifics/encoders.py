@@ -29,7 +29,7 @@ def modern_bert(metadata: Metadata, common: Config) -> Config:
 
 
 def bert(metadata: Metadata, common: Config) -> Config:
-    if metadata.get("attention.causal"):
+    if metadata.flag("attention.causal", False):
         raise metadata.wrong("attention.causal", "be false", True)
     types = metadata.header.tensors.get("token_types.weight")
     return {

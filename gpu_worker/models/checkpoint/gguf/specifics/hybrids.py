@@ -86,7 +86,7 @@ def granitehybrid(metadata: Metadata, common: Config) -> Config:
     return {
         **granite(metadata, common),
         "layer_types": ["mamba" if scans else "attention" for scans in kinds],
-        "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned", True) else "nope",
+        "position_embedding_type": "rope" if metadata.flag("rope.scaling.finetuned", True) else "nope",
         "shared_intermediate_size": metadata.whole(
             "expert_shared_feed_forward_length", common["intermediate_size"]
         ),

@@ -75,13 +75,13 @@ def deepseek2(metadata: Metadata, common: Config) -> Config:
     groups = metadata.whole("expert_group_count", 1)
     routing = {
         "scoring_func": "sigmoid",
-        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", True),
         "topk_method": "noaux_tc",
     }
     if not sigmoid:
         routing = {
             "scoring_func": "softmax",
-            "norm_topk_prob": bool(metadata.get("expert_weights_norm", False)),
+            "norm_topk_prob": metadata.flag("expert_weights_norm", False),
             "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
         }
     rank, value = (

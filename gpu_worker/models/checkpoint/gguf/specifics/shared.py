@@ -35,7 +35,7 @@ def sigmoid_routing(metadata: Metadata) -> Config:
     return {
         **chosen(metadata),
         "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
-        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", True),
         "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
     }
 
