@@ -94,36 +94,40 @@ INLINE void finish_pair(const Linear *l, int64_t p, int64_t q, int m, Activation
 
 #ifdef TILES
 #define SOME 8 /* rows that are finished at a time */
+#ifndef MOST_NEAR
+#define MOST_NEAR (1 << 20)
+#endif
 
-/* A panel, or both of the same outputs, for ROWS inputs at most. */
+/* Some panels of outputs for ROWS inputs at most. */
 typedef struct {
   const Linear *l;
-  int64_t p, q, first, rows, done; /* its panel, or both; its inputs; how many of them are finished */
+  int64_t p, n, first, rows, done; /* its first panel, and how many; its inputs; how many of them are finished */
   Activations y;
   How how;
-  float *sums; /* [rows][PANEL], twice where GATED */
+  float *sums; /* [n][ROWS][PANEL]; where GATED those of the gates, then those of what they are multiplied by */
 } MapUnit;
 
-/* y [n, PANEL] = activation(gates) * ups, for rows from `at` on. */
-static void finish_gates(const MapUnit *u, int64_t at, int64_t n) {
-  float *gates = u->sums + at * PANEL, *ups = gates + ROWS * PANEL;
-  const int64_t ldy = u->l->n / 2;
+/* y [n, PANEL] = activation(gates) * ups, for panel j and rows from `at` on. */
+static void finish_gates(const MapUnit *u, int64_t j, int64_t at, int64_t n) {
+  float *gates = u->sums + (j * ROWS + at) * PANEL, *ups = gates + u->n * ROWS * PANEL;
+  const int64_t ldy = u->l->n / 2, p = u->p + j;
   if (u->l->bias || u->l->scale) {
-    finish(u->l, u->p, (int)n, gates, PANEL, gates, PANEL, SET);
-    finish(u->l, u->q, (int)n, ups, PANEL, ups, PANEL, SET);
+    finish(u->l, p, (int)n, gates, PANEL, gates, PANEL, SET);
+    finish(u->l, p + ldy / PANEL, (int)n, ups, PANEL, ups, PANEL, SET);
   }
-  for (int64_t j = 0; j < n; j++) {
-    float *to = u->y.packed ? gates + j * PANEL : (float *)u->y.at + (u->first + at + j) * ldy + u->p * PANEL;
-    activate(u->l->activation, gates + j * PANEL, ups + j * PANEL, to, PANEL);
-    if (u->y.packed) narrow(to, PANEL, packed_at(u->y.at, ldy, u->first + at + j, u->p * PANEL));
+  for (int64_t i = 0; i < n; i++) {
+    float *to = u->y.packed ? gates + i * PANEL : (float *)u->y.at + (u->first + at + i) * ldy + p * PANEL;
+    activate(u->l->activation, gates + i * PANEL, ups + i * PANEL, to, PANEL);
+    if (u->y.packed) narrow(to, PANEL, packed_at(u->y.at, ldy, u->first + at + i, p * PANEL));
   }
 }
 
 static void finish_some(MapUnit *u, int64_t most) {
   const int64_t n = smaller(most, u->rows - u->done), at = u->done;
   float *y = (float *)u->y.at + (u->first + at) * u->l->n + u->p * PANEL;
-  if (u->how == GATED) finish_gates(u, at, n);
-  else finish(u->l, u->p, (int)n, u->sums + at * PANEL, PANEL, y, u->l->n, u->how);
+  for (int64_t j = 0; j < u->n; j++)
+    if (u->how == GATED) finish_gates(u, j, at, n);
+    else finish(u->l, u->p + j, (int)n, u->sums + (j * ROWS + at) * PANEL, PANEL, y + j * PANEL, u->l->n, u->how);
   u->done += n;
 }
 
@@ -131,19 +135,20 @@ static void finish_meanwhile(void *unit) { finish_some(unit, SOME); }
 
 /* The sums of a unit. Meanwhile the one before is finished. */
 static void compute_unit_on_tiles(MapUnit *u, MapUnit *before, Inputs x, Workspace *b) {
-  const Linear *l = u->l;
-  const int64_t panels = parts(l->n, PANEL), units = u->how == GATED ? panels / 2 : panels, next = (u->p + 1) % units;
+  const int64_t panels = parts(u->l->n, PANEL), outputs = u->how == GATED ? panels / 2 : panels;
+  Panels now = {u->how == GATED ? 2 * u->n : u->n, {0}};
+  for (int64_t j = 0; j < now.n; j++) now.at[j] = j < u->n ? u->p + j : outputs + u->p + j - u->n;
   b->meanwhile = before->done < before->rows ? finish_meanwhile : NULL;
   b->of = before;
   x.at += u->first / (2 * SIDE) * x.block;
-  sums_on_tiles(l, u->p, u->how == GATED ? u->q : next, u->rows, x, u->sums, b);
-  if (u->how == GATED) sums_on_tiles(l, u->q, next, u->rows, x, u->sums + ROWS * PANEL, b);
+  sums_on_tiles(u->l, &now, (u->p + u->n) % outputs, u->rows, x, u->sums, b);
   b->meanwhile = NULL;
   finish_some(before, ROWS);
 }
 
 static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Workspace *b) {
-  const int64_t panels = parts(l->n, PANEL), each = how == GATED ? panels / 2 : panels;
+  const int64_t share = how == GATED ? 2 : 1, panels = parts(l->n, PANEL) / share;
+  const int64_t each = packed_size(smaller(m, ROWS), l->k) > MOST_NEAR ? MOST_PANELS / share : 1, units_each = parts(panels, each);
   MapUnit units[2] = {{.l = l}, {.l = l}};
   b->widened = NULL;
   if (!x.packed) {
@@ -154,9 +159,10 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
   int at = 0;
   if (m) fit_tiles(m);
 #pragma omp for schedule(guided, 1) nowait
-  for (int64_t i = 0; i < parts(m, ROWS) * each; i++) {
-    const int64_t first = i / each * ROWS, p = i % each;
-    units[at] = (MapUnit){l, p, p + each, first, smaller(ROWS, m - first), 0, y, how, b->sums + at * ROWS * PAIR};
+  for (int64_t i = 0; i < parts(m, ROWS) * units_each; i++) {
+    const int64_t first = i / units_each * ROWS, p = i % units_each * each;
+    units[at] = (MapUnit){l, p, smaller(each, panels - p), first, smaller(ROWS, m - first), 0, y, how,
+                          b->sums + at * MOST_PANELS * ROWS * PANEL};
     compute_unit_on_tiles(units + at, units + !at, inputs, b);
     at = !at;
   }
@@ -185,7 +191,7 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   if (HALF_INPUTS(l->kind)) {
     for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
     b->held = x;
-    sums_on_tiles(l, p, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* only adapters come here: lds is PANEL */
+    sums_on_tiles(l, &(Panels){1, {p}}, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* only adapters come here: lds is PANEL */
     return;
   }
 #endif
@@ -359,6 +365,6 @@ Workspace new_workspace(int64_t rows, int64_t k, Arena *s) {
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
   return (Workspace){.packed = allocate(s, packed_size(all, k)),
                  .inputs = allocate_floats(s, (parts(k, KC) * KC + 2 * parts(k, SHORTEST_RUN)) * tiled),
-                 .sums = allocate_floats(s, 2 * ROWS * PAIR),
+                 .sums = allocate_floats(s, 2 * MOST_PANELS * ROWS * PANEL),
                  .panel = allocate_floats(s, parts(k, KC) * KC * PANEL)};
 }

@@ -19,6 +19,7 @@
 #else
 #define ROWS 192
 #endif
+#define MOST_PANELS 4 /* that a thread computes together */
 
 /* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. Only with groups: FOUR, codes of four bits,
  * and SIX, numbers from -32 to 31. E4M3: with groups, or of keys and values. */
@@ -45,7 +46,7 @@ typedef struct {
                       * With TILES those of an adapter's matrix, as tiles.h packs them, or a row before it is packed */
   const float *held; /* whose copy `inputs` is */
   int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k] */
-  float *sums;       /* [2][ROWS][PAIR] */
+  float *sums;       /* [2][MOST_PANELS][ROWS][PANEL] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c or group_tiles.c */
   const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */
   int in_other;        /* whether it is the second one there */
