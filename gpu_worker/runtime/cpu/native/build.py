@@ -65,7 +65,7 @@ class Level:
 
 _V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-_BF16 = _V4 | {"avx512_bf16", "avx512_vbmi", "avx512_vnni"}
+_BF16 = _V4 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"}
 _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 
 LEVELS = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -253,7 +255,7 @@ def test_where_one_folder_is_full_the_other_one_is_used(quick, monkeypatch, tmp_
 
 V3 = "flags : fpu abm avx2 bmi1 bmi2 f16c fma movbe"
 V4 = f"{V3} avx512bw avx512cd avx512dq avx512f avx512vl"
-AMX = f"{V4} avx512_bf16 avx512_vbmi avx512_vnni amx_bf16 amx_tile"
+AMX = f"{V4} avx512_bf16 avx512_vnni avx512vbmi amx_bf16 amx_tile"
 
 
 @pytest.mark.parametrize(
@@ -271,6 +273,23 @@ AMX = f"{V4} avx512_bf16 avx512_vbmi avx512_vnni amx_bf16 amx_tile"
 )
 def test_a_processor_gets_the_levels_that_it_has_the_best_first(machine, processor, tiles, names):
     assert [level.name for level in fitting(machine, processor, tiles=tiles)] == names
+
+
+def instructions_for(*flags: str) -> set[str]:
+    """The macros that a compiler defines for these flags, but for that of a processor without any of them."""
+    if not (compiler := build._compiler()):
+        pytest.skip("no C compiler")
+    command = [*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {*re.findall(r"^#define (__\w+__) 1$", text, re.MULTILINE)} - {"__k8__"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other names")
+def test_linux_and_the_compiler_agree_which_levels_this_processor_has():
+    """Linux does not name all instructions as compilers do: avx512_vbmi2, but avx512vbmi."""
+    here = instructions_for(build._THIS_PROCESSOR)
+    has = [level.name for level in build.LEVELS["x86_64"] if instructions_for(*level.flags) <= here]
+    assert [level.name for level in fitting("x86_64", build._processor(), tiles=True)] == has
 
 
 @pytest.fixture
