@@ -26,11 +26,9 @@ def product(library: ctypes.CDLL, linear: ctypes.Structure, x: Tensor, outputs: 
     scratch = torch.empty(2 * stride // 4)
     at = (c_void_p(tensor.data_ptr()) for tensor in (x, y))
     library.petiole_linear(
-        None,
         ctypes.byref(linear),
         c_int64(rows),
         *at,
-        None,
         c_void_p(scratch.data_ptr()),
         c_int64(stride),
         c_int32(2),

@@ -368,3 +368,24 @@ Workspace new_workspace(int64_t rows, int64_t k, Arena *s) {
                  .sums = allocate_floats(s, 2 * MOST_PANELS * ROWS * PANEL),
                  .panel = allocate_floats(s, parts(k, KC) * KC * PANEL)};
 }
+
+/* The bytes of scratch that each thread of `petiole_linear` needs. */
+int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
+  Arena none = {NULL, 0};
+  new_workspace(m, l->k, &none);
+  return none.used;
+}
+
+/* One product by itself, so that it can be measured. */
+void petiole_linear(const Linear *l, int64_t m, const float *x, float *y, char *scratch, int64_t stride,
+                    int32_t n_threads) {
+  const Workspace first = new_workspace(m, l->k, &(Arena){scratch, 0});
+#pragma omp parallel num_threads(n_threads)
+  {
+    Workspace own = new_workspace(m, l->k, &(Arena){scratch + omp_get_thread_num() * stride, 0});
+    own.packed = first.packed;
+    const uint32_t before = begin_tiles();
+    linear(l, m, (Activations){(void *)x, 0}, (Activations){y, 0}, SET, &own);
+    end_tiles(before);
+  }
+}

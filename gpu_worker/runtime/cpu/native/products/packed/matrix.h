@@ -31,8 +31,6 @@ typedef struct {
   const float *scale; /* [n], for both kinds of INT8, for TWELVE, and maybe beside groups */
   const float *bias;  /* [n] or null */
   int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
-  void *library;        /* the same weights as a library has them, or null; see library.h */
-  int64_t library_from; /* this many rows or more are the library's */
   int64_t stride;       /* from one block to the next, in bytes */
   const struct Groups *groups; /* of inputs that share a scale, see groups.h; or null */
   int32_t activation;   /* of outputs or gates, where ACTED or GATED: see functions.h */
