@@ -140,9 +140,13 @@ def test_a_processor_with_fewer_instructions_computes_the_same(
 
 def product(library, linear, x):
     """x Wt by the C kernels."""
-    library.petiole_linear_scratch.restype = ctypes.c_int64
     weights = Weights(library)
-    packed = weights.linear(linear)
+    return multiply(library, weights.linear(linear), x)
+
+
+def multiply(library, packed, x):
+    """The same of weights that are packed."""
+    library.petiole_linear_scratch.restype = ctypes.c_int64
     scratch = torch.empty(library.petiole_linear_scratch(ctypes.byref(packed), ctypes.c_int64(len(x))) // 4)
     y = torch.empty(len(x), packed.n)
     at = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y, scratch)]
@@ -184,6 +188,28 @@ def test_a_row_gets_the_same_bits_beside_any_others(processor, dtype):
         assert torch.equal(product(library, DenseLinear(weight.clone()), x[:rows]), all_rows[:rows]), (
             f"{rows} rows"
         )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("kind", ["bfloat16", "12 bits", "int8"])
+@pytest.mark.parametrize("exponent", [-124, -118])
+def test_sums_near_the_smallest_normal_float_have_the_same_bits_beside_any_others(processor, kind, exponent):
+    """Where some products of an input and a weight lie below it, too."""
+    library, generator = kernels_for(processor), torch.Generator().manual_seed(0)
+    size, spread = ((1024, 1024), 1.0) if kind == "12 bits" else ((70, 600), 2.0**-60)
+    weight = (torch.randn(size, generator=generator) * spread).bfloat16()
+    x = torch.randn(40, size[1], generator=generator) * (2.0**exponent / spread)
+    if kind == "int8":
+        integers = torch.randint(-127, 128, size, dtype=torch.int8, generator=generator)
+        linear, x = Int8Linear(integers, torch.ones(size[0], dtype=torch.bfloat16)), x * spread
+    else:
+        linear = DenseLinear(weight)
+    kept = Weights(library, dtype=torch.bfloat16)
+    packed = kept.linear(linear)
+    all_rows = multiply(library, packed, x)
+    assert ((all_rows != 0) & (all_rows.abs() < 2.0**-100)).any()
+    for rows in range(1, 41):
+        assert torch.equal(multiply(library, packed, x[:rows]), all_rows[:rows]), f"{rows} rows"
 
 
 # -- the choice
