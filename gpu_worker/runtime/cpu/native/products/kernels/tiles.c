@@ -31,25 +31,26 @@
 #define FEW 2           /* this many inputs, or one, vectors multiply */
 #define BEHIND 6144     /* bytes: the weights that lie this far after those that are read are prefetched */
 
-/* Of two tiles of inputs and their sums the rows, and the terms that a row of inputs holds. */
-static void fit(uint8_t first, uint8_t second, uint8_t terms) {
-  const uint8_t x = (uint8_t)(2 * terms), pairs = terms / 2;
+/* Of two tiles of inputs and their sums the rows, and the bytes of a row of inputs. Each four bytes of these meet a row of
+ * weights. */
+static void fit(uint8_t first, uint8_t second, uint8_t x) {
+  const uint8_t weights = x / 4;
   const struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, pairs, pairs}};
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, weights, weights}};
   SETTLE_MEMORY();
   _tile_loadconfig(&tiles);
 }
 
 void fit_tiles(int64_t m) {
-  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), DEPTH);
+  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), 2 * DEPTH);
 }
 
-void fit_runs(int64_t m, int64_t run) {
+void fit_runs(int64_t m, int64_t bytes) {
   const uint8_t rows = (uint8_t)smaller(m, SIDE);
-  fit(rows, rows, (uint8_t)run);
+  fit(rows, rows, (uint8_t)bytes);
 }
 
 uint32_t begin_tiles(void) {
