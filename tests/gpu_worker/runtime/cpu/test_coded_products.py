@@ -91,6 +91,26 @@ def test_rounded_inputs_are_integers_and_a_step_for_each_run(name: str, processo
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMS)
+def test_sums_near_the_smallest_normal_float_have_the_same_bits_for_any_number_of_rows(
+    name: str, dtype: torch.dtype, processor: str
+) -> None:
+    """Where some products of an input and a weight lie below it, too."""
+    library, form = kernels_for(processor), FORMS[name]
+    generator = torch.Generator().manual_seed(1)
+    kept = Weights(library, dtype=dtype)
+    linear = kept.linear(CodedLinear(random_weight(form, generator), None, False))
+    x = torch.randn(40, form.inputs, generator=generator) * 2.0 ** -torch.arange(100, 140).unsqueeze(1)
+    all_rows = product(library, linear, x, form.outputs)
+    assert ((all_rows != 0) & (all_rows.abs() < 2.0**-100)).any()
+    for rows in range(1, 41):
+        assert torch.equal(product(library, linear, x[:rows].clone(), form.outputs), all_rows[:rows]), (
+            f"{rows} rows"
+        )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.codes != torch.float8_e4m3fn])
 def test_rows_of_an_embedding_are_the_weights(name: str, processor: str) -> None:
     """Also after the codes have changed their places."""

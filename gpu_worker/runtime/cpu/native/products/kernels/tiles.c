@@ -2,8 +2,9 @@
  *
  * One instruction takes 16 inputs, 32 terms of their sums and 16 outputs. It sums the even terms and the odd ones in their
  * order, each from zero, and adds both to what the output had:  c + ((a0 b0 + a2 b2 + ...) + (a1 b1 + a3 b3 + ...)).  A row
- * gets the same bits whatever rows are beside it, and attend.c makes the same sums of a few rows without tiles. Numbers
- * too small for a normal float are zeros here. `begin_tiles` makes them zeros for a thread's other arithmetic, too.
+ * gets the same bits whatever rows are beside it, and attend.c makes the same sums of a few rows without tiles. A product
+ * and its sum are rounded once, so a product may be too small for a normal float; sums that are so small are zeros. Vectors
+ * make the same sums by `add_times`, because `begin_tiles` makes such numbers zeros for a thread's other arithmetic, too.
  *
  * An instruction takes as long for one row as for 16. Four sums are under way at a time, those of two tiles of rows by two
  * of outputs, so that each tile that is loaded is multiplied twice, and no product waits for the one before:
@@ -30,25 +31,26 @@
 #define FEW 2           /* this many inputs, or one, vectors multiply */
 #define BEHIND 6144     /* bytes: the weights that lie this far after those that are read are prefetched */
 
-/* Of two tiles of inputs and their sums the rows, and the terms that a row of inputs holds. */
-static void fit(uint8_t first, uint8_t second, uint8_t terms) {
-  const uint8_t x = (uint8_t)(2 * terms), pairs = terms / 2;
+/* Of two tiles of inputs and their sums the rows, and the bytes of a row of inputs. Each four bytes of these meet a row of
+ * weights. */
+static void fit(uint8_t first, uint8_t second, uint8_t x) {
+  const uint8_t weights = x / 4;
   const struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, pairs, pairs}};
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, weights, weights}};
   SETTLE_MEMORY();
   _tile_loadconfig(&tiles);
 }
 
 void fit_tiles(int64_t m) {
-  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), DEPTH);
+  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), 2 * DEPTH);
 }
 
-void fit_runs(int64_t m, int64_t run) {
+void fit_runs(int64_t m, int64_t bytes) {
   const uint8_t rows = (uint8_t)smaller(m, SIDE);
-  fit(rows, rows, (uint8_t)run);
+  fit(rows, rows, (uint8_t)bytes);
 }
 
 uint32_t begin_tiles(void) {
@@ -279,8 +281,8 @@ INLINE void sums_of_few(int kind, int m, const Linear *l, int64_t p, Inputs x, f
       for (int j = 0; j < m; j++)
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-          even[j][half] += first[half] * splat(terms[j][0][i]);
-          odd[j][half] += second[half] * splat(terms[j][1][i]);
+          even[j][half] = add_times(even[j][half], first[half], splat(terms[j][0][i]));
+          odd[j][half] = add_times(odd[j][half], second[half], splat(terms[j][1][i]));
         }
     }
     for (int j = 0; j < m; j++)

@@ -39,8 +39,8 @@ void end_tiles(uint32_t before);
  * inputs or more they have all their rows, as after begin_tiles; `multiply_tiles` expects that. */
 void fit_tiles(int64_t m);
 
-/* The same where every tile of inputs has the same rows, of `run` terms: see group_tiles.c. */
-void fit_runs(int64_t m, int64_t run);
+/* The same where every tile of inputs has the same rows, of this many bytes: see group_tiles.c. */
+void fit_runs(int64_t m, int64_t bytes);
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
