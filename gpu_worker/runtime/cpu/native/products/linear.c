@@ -93,10 +93,8 @@ INLINE void finish_pair(const Linear *l, int64_t p, int64_t q, int m, Activation
 }
 
 #ifdef TILES
-#define SOME 8 /* rows that are finished at a time */
-#ifndef MOST_NEAR
-#define MOST_NEAR (1 << 20)
-#endif
+#define SOME 8              /* rows that are finished at a time */
+#define MOST_NEAR (1 << 20) /* bytes of inputs that stay in the second-level cache while one panel after the other passes by */
 
 /* Some panels of outputs for ROWS inputs at most. */
 typedef struct {
@@ -218,11 +216,10 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
 #define WIDE_HALVES(kind) 0
 #endif
 
-/* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. Three
- * tiles or more ask for all lines of the next weights in 12 bits, five for those in bfloat16. */
+/* Whether wide tiles compute a pair of panels for m rows: for so many that the tiles ask for all lines of the next weights.
+ * In 12 bits these are three tiles, in bfloat16 five. */
 INLINE int is_wide(const Linear *l, int64_t m) {
-  return (WIDE_HALVES(l->kind) && m <= WIDE && l->block == PAIR) ||
-         ((WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > (l->kind == TWELVE ? 2 : 4) * WIDE);
+  return (WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > (l->kind == TWELVE ? 2 : 4) * WIDE;
 }
 
 /* The tile of a kind of weights, for n tiles of rows. */
@@ -247,7 +244,7 @@ static const void *wide_inputs(const Linear *l, int m, Activations x, Workspace 
 static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activations x, Activations y, int64_t ldy, How how,
                             Workspace *b) {
   const char *w = weights_to(l, p * PANEL);
-  const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
+  const int64_t k = l->k, ldw = row_of(l->kind), row = 2 * ldw;
   const int64_t apart = weights_to(l, q * PANEL) - w;
   const int n = (int)parts(m, WIDE), at_once = AT_ONCE(l->kind);
   const int64_t terms = n > 1 ? k : KC; /* of many rows, all: no sum waits in memory */
@@ -257,7 +254,7 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activa
     for (int left = n, at = 0; left; left--) {
       const int mb = (m - at) / left;
       const void *in = inputs + (at * k + from) * input_size(l->kind);
-      const int64_t share = rows * (n - left) * (row / n), panel = n > 1 ? l->stride * PANEL / l->block : rows / 2 * row;
+      const int64_t share = rows * (n - left) * (row / n), panel = n > 1 ? l->stride : rows / 2 * row;
       /* The next pair lies after this one. If the panels lie apart, each one's next lies after it. */
       const char *next = w - before_rows(l) + share;
       if (q == p + 1) next += 2 * panel;
@@ -265,7 +262,7 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activa
       const NextWeights ahead = {next, row / n};
 #ifdef BY_VECTORS
       if (l->kind == INT8_HALF && left < n) /* widened by the first tile */
-        wide_of_many(mb, kc, in, k, b->panel, row_of(BF16, PANEL), row_of(BF16, PAIR), b->sums, from > 0, &ahead, NULL);
+        wide_of_many(mb, kc, in, k, b->panel, row_of(BF16), 2 * row_of(BF16), b->sums, from > 0, &ahead, NULL);
       else
 #endif
         wide_of(l->kind, n)(mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
@@ -281,7 +278,7 @@ INLINE int is_wide(const Linear *l, int64_t m) { return (void)l, (void)m, 0; }
 
 /* The number of panels in a unit: what one thread takes at a time. */
 INLINE int64_t unit_of(const Linear *l, int64_t m, How how) {
-  return how == GATED || is_wide(l, m) ? 2 : l->block / PANEL;
+  return how == GATED || is_wide(l, m) ? 2 : 1;
 }
 
 /* Unit `i` of a matrix, for ROWS inputs at most. What is packed is computed in wide tiles, whatever the number of rows. */

@@ -34,7 +34,6 @@ class LinearStruct(ctypes.Structure):
         ("n", c_int32),
         ("k", c_int32),
         ("kind", c_int32),
-        ("block", c_int32),
         ("stride", c_int64),
         ("groups", c_void_p),
         ("activation", c_int32),
@@ -88,7 +87,7 @@ def _numbers(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in _NUMBERS else tensor.half()
 
 
-EMPTY = LinearStruct(block=_PANEL)
+EMPTY = LinearStruct()
 """A map without outputs."""
 
 
@@ -120,7 +119,6 @@ class Weights:
             n=n,
             k=k,
             kind=kind,
-            block=_PANEL,
         )
         n_threads = torch.get_num_threads()
         copies = torch.empty((n_threads, k, _PANEL), dtype=weight.dtype)
@@ -163,7 +161,6 @@ class Weights:
             n=n,
             k=k,
             kind={4: _FOUR, 6: _SIX}.get(form.bits) or KINDS[form.codes],
-            block=_PANEL,
             groups=ctypes.addressof(groups),
         )
         n_threads = torch.get_num_threads()

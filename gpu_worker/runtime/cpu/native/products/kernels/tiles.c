@@ -218,7 +218,7 @@ INLINE Widening chunk_at(const Reading *r, Place p, char *out) {
 INLINE void sums_of_panels(int kind, const Linear *l, const Panels *now, int64_t next, int64_t m, Inputs x, float *sums,
                            Workspace *b) {
   const int64_t chunk = m < MANY ? CHUNK / 2 : CHUNK;
-  Reading r = {{0}, now->n, l->k, chunk, parts(l->k, chunk), row_of(kind, l->block)};
+  Reading r = {{0}, now->n, l->k, chunk, parts(l->k, chunk), row_of(kind)};
   for (int64_t j = 0; j < r.n; j++) r.at[j] = weights_to(l, now->at[j] * PANEL);
   r.at[r.n] = next < 0 ? NULL : weights_to(l, next * PANEL);
   char *panel = b->panel, *other = panel + CHUNK * 64;
@@ -261,7 +261,7 @@ INLINE void floats_of(int kind, const char *w, vf even[2], vf odd[2]) {
 /* The sums of a few inputs, by vectors. Weights go from memory to registers: nothing is stored and loaded again. */
 INLINE void sums_of_few(int kind, int m, const Linear *l, int64_t p, Inputs x, float *sums) {
   const char *w = weights_to(l, p * PANEL);
-  const int64_t ldw = row_of(kind, l->block);
+  const int64_t ldw = row_of(kind);
   vf total[FEW][2] = {0};
   for (int64_t from = 0; from < l->k; from += DEPTH, x.at += x.step) {
     vf even[FEW][2] = {0}, odd[FEW][2] = {0};

@@ -26,11 +26,11 @@
 enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5, FOUR = 7, SIX = 9 };
 
 typedef struct {
-  const char *weight; /* whole blocks: [n / block][k][block]; see pack.h */
-  const char *tail;   /* the block of the last n % block outputs, padded, or null */
+  const char *weight; /* whole blocks: [n / PANEL][k][PANEL]; see pack.h */
+  const char *tail;   /* the block of the last n % PANEL outputs, padded, or null */
   const float *scale; /* [n], for both kinds of INT8, for TWELVE, and maybe beside groups */
   const float *bias;  /* [n] or null */
-  int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
+  int32_t n, k, kind;   /* k is even for BF16 and INT8_HALF */
   int64_t stride;       /* from one block to the next, in bytes */
   const struct Groups *groups; /* of inputs that share a scale, see groups.h; or null */
   int32_t activation;   /* of outputs or gates, where ACTED or GATED: see functions.h */
