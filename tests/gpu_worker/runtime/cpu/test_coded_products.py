@@ -107,7 +107,9 @@ def test_sums_near_the_smallest_normal_float_have_the_same_bits_for_any_number_o
     all_rows = product(library, linear, x, form.outputs)
     assert ((all_rows != 0) & (all_rows.abs() < 2.0**-100)).any()
     for rows in range(1, 41):
-        assert torch.equal(product(library, linear, x[:rows].clone(), form.outputs), all_rows[:rows]), f"{rows} rows"
+        assert torch.equal(product(library, linear, x[:rows].clone(), form.outputs), all_rows[:rows]), (
+            f"{rows} rows"
+        )
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
