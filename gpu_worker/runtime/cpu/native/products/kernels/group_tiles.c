@@ -37,7 +37,7 @@ typedef struct {
 /* ---------------------------------------------------------------- weights */
 
 /* Bytes of the weights of a run to SIDE outputs. size: bytes of a weight, as of an input */
-INLINE int64_t tile_of(int size, const Widened *w) { return w->run * size * SIDE; }
+INLINE int64_t bytes_of_tile(int size, const Widened *w) { return w->run * size * SIDE; }
 
 /* The values of four inputs' codes to a panel, bytes. */
 INLINE void four_bytes(const Groups *g, const char *w, vpu values[PARTS]) {
@@ -50,7 +50,7 @@ INLINE void four_bytes(const Groups *g, const char *w, vpu values[PARTS]) {
 INLINE void widen_eight(int kind, int size, const Groups *g, Widening *from) {
   if (from->at == from->end) return;
   const int known = from->at < from->n;
-  const int64_t tile = tile_of(size, from->to);
+  const int64_t tile = bytes_of_tile(size, from->to);
   char *out = from->out;
 #pragma GCC unroll 4
   for (int i = 0; i < EIGHT; i += FLOATS / size, out += 64) {
@@ -132,7 +132,7 @@ typedef struct {
 INLINE void add_runs(int kind, int size, int rows, int zeros, int offsets, const Groups *g, const Widened *w, int half,
                      const Block *in, float *c, int64_t ldc, Widening *next) {
   char found[UNDER_WAY][TILE] __attribute__((aligned(64)));
-  const int64_t bytes = w->run * size, tile = tile_of(size, w);
+  const int64_t bytes = w->run * size, tile = bytes_of_tile(size, w);
   const char *weights = w->tiles + half * tile;
   vf totals[SIDE];
 #pragma GCC unroll 16
