@@ -186,12 +186,11 @@ def own_product(x: torch.Tensor, weight: torch.Tensor, threads: int) -> list[Cal
     library.petiole_linear_scratch.restype = c_int64
     stride = library.petiole_linear_scratch(byref(linear), c_int64(rows))
     scratch, y = torch.empty(threads * stride // 4), torch.empty(rows, outputs)
-    halves = torch.empty(x.shape, dtype=torch.bfloat16)
-    at = [c_void_p(one.data_ptr()) for one in (x, y, halves, scratch)]
-    kept = x, y, halves, scratch, linear, weight
+    at = [c_void_p(one.data_ptr()) for one in (x, y, scratch)]
+    kept = x, y, scratch, linear, weight
 
     def work(kept: object = kept) -> None:
-        library.petiole_linear(None, byref(linear), c_int64(rows), *at, c_int64(stride), c_int32(threads))
+        library.petiole_linear(byref(linear), c_int64(rows), *at, c_int64(stride), c_int32(threads))
 
     return [work]
 

@@ -37,10 +37,8 @@ SWITCHES = {
     "tiles": Switch(("on", "off"), "`off`: Petiole's kernels do without [AMX](runtime.md#amx)"),
     "exact": Switch(
         ("auto", "on", "off"),
-        "`on`: a CPU's logits have the [same bits in any batch](runtime.md#the-same-bits-in-any-batch); `off`: "
-        "speed decides alone, also for [delta nets on CUDA](cache.md#layers-with-a-state)",
+        "`off`: speed decides alone how CUDA computes [delta nets](cache.md#layers-with-a-state)",
     ),
-    "products": Switch(("auto", "own", "library"), "[whose kernels multiply](runtime.md#who-multiplies) on a CPU"),
     "untimed": Switch(
         ("off", "on", "split", "codes", "rows", "chunks"),
         "[CUDA kernels that no card has timed](runtime.md#untimed-kernels) compute, too: all of them, or these",

@@ -131,7 +131,6 @@ def test_new_weights_find_nothing_of_the_old_ones(tmp_path: Path) -> None:
     "other",
     [
         {"PETIOLE_EXACT": "on"},
-        {"PETIOLE_PRODUCTS": "library"},
         {"PETIOLE_TILES": "off"},
         {"PETIOLE_NATIVE": "off"},
         {"dtype": "float16"},

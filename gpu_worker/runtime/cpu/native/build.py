@@ -67,10 +67,11 @@ _V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"}
 _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 LEVELS = {
     "x86_64": (
-        Level("amx", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), _BF16 | {"amx_bf16", "amx_tile"}, tiles=True),
+        Level("amx", (*_BF16_FLAGS, *_AMX_FLAGS), _BF16 | {"amx_bf16", "amx_int8", "amx_tile"}, tiles=True),
         Level("avx512-bf16", _BF16_FLAGS, _BF16),
         Level("avx512", ("-march=x86-64-v4",), _V4),
         Level("avx2", ("-march=x86-64-v3",), _V3),

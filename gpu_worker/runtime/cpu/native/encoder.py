@@ -19,7 +19,6 @@ from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
 from petiole.gpu_worker.models.vision.tower import Behind, Spans, Tower
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import KVPointers
-from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import Stack, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, with_sizes
 from petiole.gpu_worker.runtime.interface import Progress, nothing
@@ -35,9 +34,7 @@ _BEHIND = 64
 class NativeEncoder:
     """An encoder in native code. It takes over the weights of the layers. Make it with `native_encoder`."""
 
-    def __init__(
-        self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products, progress: Progress = nothing
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, encoder: LayeredEncoder, progress: Progress = nothing) -> None:
         self._encoder, self._progress, dtype = encoder, progress, encoder.dtype
         n, mixer = encoder.n_positions, encoder.plan[0].attention
         self._n_crops = max(1, _ROWS // n)
@@ -48,7 +45,6 @@ class NativeEncoder:
         n_layers = len(encoder.plan)
         self._stack = Stack(
             library,
-            products,
             list(zip(encoder.plan, encoder.layers, strict=True)),
             KVPointers([keys] * n_layers, [values] * n_layers, [table] * n_layers, page_size=n),
             encoder.hidden_size,
@@ -74,15 +70,12 @@ class NativeEncoder:
 class NativeTower:
     """A tower in native code. It takes over the weights of the layers. Make it with `native_tower`."""
 
-    def __init__(
-        self, library: ctypes.CDLL, tower: Tower, products: Products, progress: Progress = nothing
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, tower: Tower, progress: Progress = nothing) -> None:
         self._tower, self._progress = tower, progress
         self._keys = self._values = torch.zeros(0, dtype=tower.dtype)
         table, n_layers = torch.zeros((1, 1), dtype=torch.int32), len(tower.plan)
         self._stack = Stack(
             library,
-            products,
             list(zip(tower.plan, tower.layers, strict=True)),
             KVPointers([self._keys] * n_layers, [self._values] * n_layers, [table] * n_layers, page_size=1),
             tower.config.hidden,
@@ -162,43 +155,24 @@ class _Rows:
 
 def native_tower(tower: Tower, progress: Progress = nothing) -> NativeTower | None:
     """The fast CPU path for the layers of a tower, as `native_encoder`."""
-    ready = _ready(tower, tower.config.hidden)
-    if ready is None:
-        return None
-    library, products = ready
-    return NativeTower(library, tower, products, progress)
+    library = _library_for(tower, tower.config.hidden)
+    return None if library is None else NativeTower(library, tower, progress)
 
 
 def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> NativeEncoder | None:
-    """The fast CPU path for the layers of an encoder. None where `native_decoder` is None, and if torch's
-    library is quicker at some maps but cannot read the others as the C kernels pack them. progress: called after
-    every few crops, and every second of those that take longer.
+    """The fast CPU path for the layers of an encoder. None where `native_decoder` is None.
+    progress: called after every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
-    ready = _ready(encoder, encoder.hidden_size)
-    if ready is None:
-        return None
-    library, products = ready
-    return NativeEncoder(library, encoder, products, progress)
+    library = _library_for(encoder, encoder.hidden_size)
+    return None if library is None else NativeEncoder(library, encoder, progress)
 
 
-def _ready(encoder: LayeredEncoder | Tower, hidden: int) -> tuple[ctypes.CDLL, Products] | None:
+def _library_for(encoder: LayeredEncoder | Tower, hidden: int) -> ctypes.CDLL | None:
     known = supports_encoder(encoder, VALUES, PARTS)
     if known.model is None:
         known = with_sizes(known, encoder.plan, encoder.layers, hidden, lanes=8)
     if (reason := known.reason) is not None:
         log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", reason)
         return None
-    library = library_for(encoder.dtype)
-    if library is None:
-        return None
-    products = choose_products(library, encoder.layers, None, encoder.dtype, in_part=True)
-    shapes = _shapes(hidden, encoder.plan[0].dense.inner)
-    if products.library is not None and not all(products.library.takes(*shape) for shape in shapes):
-        return None
-    return library, products
-
-
-def _shapes(hidden: int, inner: int) -> list[tuple[int, int]]:
-    """The numbers of outputs and inputs of each map of a layer."""
-    return [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]
+    return library_for(encoder.dtype)

@@ -1,7 +1,7 @@
 """`NativeDecoder`: a decoder over one KV pool, computed by `layers/`.
 
-Activations are float32 whatever the weights are. A product that the processor or torch's library computes in
-bfloat16 rounds its inputs to bfloat16.
+Activations are float32 whatever the weights are. A product that the processor
+makes in bfloat16 rounds its inputs to bfloat16.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodedTable
 from petiole.gpu_worker.runtime.cpu.head import Floats, Places
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import EmbeddingAndHead, KVPointers, PerLayer
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
-from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
+from petiole.gpu_worker.runtime.cpu.native.products.weights import described
 from petiole.gpu_worker.runtime.cpu.native.stack import Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.interface import Int32Array, Int64Array, Progress, nothing
@@ -56,13 +56,11 @@ class NativeDecoder:
         else:
             self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(table)
         self._bidirectional = any(mixer.mask == "bidirectional" for _, mixer in plan.attending)
-        self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
         per_layer = None
         if plan.per_layer is not None and decoder.per_layer is not None:
             per_layer = PerLayer(plan.per_layer, decoder.per_layer)
         self._stack = Stack(
             library,
-            self._products,
             _layers(decoder),
             KVPointers(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
             plan.hidden_size,

@@ -33,7 +33,6 @@ from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
     Structures,
 )
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import BYTES_OF_LAYER
-from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY
 from petiole.gpu_worker.runtime.interface import Int64Array, Progress, nothing
 
@@ -52,7 +51,6 @@ class Stack:
     def __init__(
         self,
         library: ctypes.CDLL,
-        products: Products,
         layers: Sequence[tuple[Layer, LayerWeights]],
         memory: KVPointers,
         hidden: int,
@@ -65,10 +63,10 @@ class Stack:
         progress: Progress = nothing,
         drafting: DraftingWeights | None = None,
     ) -> None:
-        self._library, self._products, self._reduced = library, products, reduced
+        self._library, self._reduced = library, reduced
         self._progress = ctypes.CFUNCTYPE(None)(progress)
         library.petiole_scratch.restype = c_int64
-        self._structures = Structures(library, products, memory, dtype)
+        self._structures = Structures(library, memory, dtype)
         plans = [plan for plan, _ in layers]
         self._layers = (LayerStruct * len(layers))(
             *(
@@ -122,7 +120,6 @@ class Stack:
             per_layer_projection=EMPTY,
             embedding_factor=1.0,
             logits_factor=1.0,
-            library=None if products.library is None else products.library.address,
             small=SMALL,
             **most,
         )
@@ -141,7 +138,6 @@ class Stack:
             **pair_widths(experts, hidden),
             "projected": self.model.per_layer_projection.n,
             "reduced": reduced,
-            "halves": 0 if products.library is None else self.model.terms,
         }
         self._most = 0
         self._step = StepStruct()
@@ -336,12 +332,8 @@ class Stack:
                 layer.rotary = table
 
     def _compute(self, step: StepStruct, library: ctypes.CDLL | ctypes.PyDLL | None = None) -> None:
-        failures = (library or self._library).petiole_forward(ctypes.byref(self.model), ctypes.byref(step))
-        if failures < 0:
+        if (library or self._library).petiole_forward(ctypes.byref(self.model), ctypes.byref(step)):
             raise ModelError("adapters: must have the sizes of the model's linear layers")
-        if failures:
-            self._products.give_up_library()
-            self.model.library = None
 
     def _room(self, layer: LayerStruct) -> int:
         self._library.petiole_recurrent_room.restype = c_int64

@@ -26,11 +26,9 @@ def product(library: ctypes.CDLL, linear: ctypes.Structure, x: Tensor, outputs: 
     scratch = torch.empty(2 * stride // 4)
     at = (c_void_p(tensor.data_ptr()) for tensor in (x, y))
     library.petiole_linear(
-        None,
         ctypes.byref(linear),
         c_int64(rows),
         *at,
-        None,
         c_void_p(scratch.data_ptr()),
         c_int64(stride),
         c_int32(2),
@@ -90,6 +88,26 @@ def test_rounded_inputs_are_integers_and_a_step_for_each_run(name: str, processo
     assert 1e-4 < (all_rows - exact).norm() / exact.norm() < 2e-2, "eight bits lose little"
     for rows, y in found.items():
         assert torch.equal(y, all_rows[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMS)
+def test_sums_near_the_smallest_normal_float_have_the_same_bits_for_any_number_of_rows(
+    name: str, dtype: torch.dtype, processor: str
+) -> None:
+    """Where some products of an input and a weight lie below it, too."""
+    library, form = kernels_for(processor), FORMS[name]
+    generator = torch.Generator().manual_seed(1)
+    kept = Weights(library, dtype=dtype)
+    linear = kept.linear(CodedLinear(random_weight(form, generator), None, False))
+    x = torch.randn(40, form.inputs, generator=generator) * 2.0 ** -torch.arange(100, 140).unsqueeze(1)
+    all_rows = product(library, linear, x, form.outputs)
+    assert ((all_rows != 0) & (all_rows.abs() < 2.0**-100)).any()
+    for rows in range(1, 41):
+        assert torch.equal(product(library, linear, x[:rows].clone(), form.outputs), all_rows[:rows]), (
+            f"{rows} rows"
+        )
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

@@ -255,7 +255,7 @@ def test_where_one_folder_is_full_the_other_one_is_used(quick, monkeypatch, tmp_
 
 V3 = "flags : fpu abm avx2 bmi1 bmi2 f16c fma movbe"
 V4 = f"{V3} avx512bw avx512cd avx512dq avx512f avx512vl"
-AMX = f"{V4} avx512_bf16 avx512_vnni avx512vbmi amx_bf16 amx_tile"
+AMX = f"{V4} avx512_bf16 avx512_vnni avx512vbmi amx_bf16 amx_int8 amx_tile"
 
 
 @pytest.mark.parametrize(

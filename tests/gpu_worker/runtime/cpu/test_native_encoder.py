@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -24,14 +23,6 @@ from tests.support.dtypes import widened
 from tests.support.trials import rest
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_kernels() -> Iterator[None]:
-    """Where torch's library is quicker at some maps of so small an encoder, there would be no fast path."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PETIOLE_PRODUCTS", "own")
-        yield
 
 
 CONFIGS = st.builds(

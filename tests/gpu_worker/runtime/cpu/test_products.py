@@ -1,37 +1,28 @@
-"""Who multiplies on a CPU: chosen by measurement, kept, forced by a setting; and the same product by either."""
+"""Products on a CPU: with fewer instructions and with any number of rows, and beside inputs of each precision."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import logging
 import platform
 
 import numpy as np
 import pytest
 import torch
 
-from bench.harness.checkpoints.decoders import Shape, write_adapter
+from bench.harness.checkpoints.decoders import Shape, write
 from bench.harness.driver import Driver
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
-from petiole.gpu_worker.runtime.cpu.native import build, forward, stack
-from petiole.gpu_worker.runtime.cpu.native.products import choice as products
-from petiole.gpu_worker.runtime.cpu.native.products.choice import RUNGS, decide, gain
-from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, open_library
+from petiole.gpu_worker.runtime.cpu.native import build, stack
 from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
 from tests.gpu_worker.models.test_logits import (
     ALL,
+    VOCAB,
     table,
     test_a_prompt_of_several_blocks_of_keys,
-    test_every_position_of_a_full_prefill,
     tokens,
 )
-from tests.support.families import FAMILIES
-from tests.support.processors import PROCESSORS, kernels_for
-
-SHAPE = Shape("qwen3", "bfloat16", 320, 64, 96, 3, 4, 2, 32)
-KINDS = ("qkv", "out", "gate_up", "down", "head")
+from tests.support.processors import PROCESSORS, THIS, kernels_for
 
 
 @pytest.fixture
@@ -42,96 +33,10 @@ def cpu_path(monkeypatch, tmp_path):
     return "native"
 
 
-@pytest.fixture
-def by_library(monkeypatch):
-    if open_library() is None:
-        pytest.skip("this torch has no packed products")
-    monkeypatch.setenv("PETIOLE_PRODUCTS", "library")
-
-
-@pytest.fixture
-def kept(monkeypatch, tmp_path):
-    """Where measurements are kept."""
-    if open_library() is None:
-        pytest.skip("this torch has no packed products")
-    monkeypatch.setattr(products, "_file", lambda native, maps: tmp_path / "products.json")
-    return tmp_path / "products.json"
-
-
-def some_steps(runtime, adapter_slot=0):
-    """Log-probabilities of prompts, of two decode steps of all, and of one prompt in chunks."""
-    driver = Driver(runtime)
-    sequences = [driver.sequence(tokens(n, n), ALL, adapter_slot=adapter_slot) for n in (1, 5, 40)]
-    parts = [table(driver.prefill(sequences))]
-    parts += [table(driver.decode(sequences)) for _ in range(2)]
-    chunked = driver.sequence(tokens(70), ALL, adapter_slot=adapter_slot)
-    driver.prefill([chunked], [33])
-    return np.concatenate([*parts, table(driver.prefill([chunked]))])
-
-
-# -- the same products
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_librarys_products_are_those_of_the_model(family, checkpoint, open_runtime, by_library, tmp_path):
-    test_every_position_of_a_full_prefill(family, "bfloat16", checkpoint, open_runtime, tmp_path)
-
-
-def test_the_librarys_products_serve_adapters_too(checkpoint, open_runtime, by_library, monkeypatch, tmp_path):
-    write_adapter(SHAPE, tmp_path / "adapter", rank=4, seed=1, spread=0.3)
-    found = []
-    for whose in ("library", "own"):
-        monkeypatch.setenv("PETIOLE_PRODUCTS", whose)
-        runtime = open_runtime(checkpoint("qwen3")[0], dtype="bfloat16", lora_slots=1, lora_max_rank=4)
-        runtime.load_adapter(str(tmp_path / "adapter"), 1)
-        found.append(some_steps(runtime, adapter_slot=1)[:3])
-    assert not np.array_equal(*found), "one of them made both"
-    assert np.linalg.norm(found[0] - found[1]) < 2e-2 * np.linalg.norm(found[1])
-
-
-def test_each_side_gets_its_rows_of_the_same_weights(checkpoint, open_runtime, by_library, monkeypatch):
-    monkeypatch.setattr(products, "choose_products", None)
-    choice = products.Products(open_library(), {"qkv": 8, "gate_up": 1, "down": 8})
-    monkeypatch.setattr(forward, "choose_products", lambda *_: choice)
-    test_a_prompt_of_several_blocks_of_keys("bfloat16", checkpoint, open_runtime)
-    monkeypatch.setattr(forward, "choose_products", lambda *_: products.Products(None, {}))
-    own = some_steps(open_runtime(checkpoint("qwen3")[0], dtype="bfloat16"))
-    for thresholds in ({"qkv": 8, "down": NEVER}, dict.fromkeys(KINDS, 1000)):
-        choice = products.Products(open_library(), thresholds)
-        monkeypatch.setattr(forward, "choose_products", lambda *_, choice=choice: choice)
-        mixed = some_steps(open_runtime(checkpoint("qwen3")[0], dtype="bfloat16"))
-        assert np.array_equal(mixed, own) is (min(thresholds.values()) == 1000)
-        assert np.linalg.norm(mixed - own) < 2e-2 * np.linalg.norm(own)
-
-
-def test_where_the_library_fails_the_own_kernels_make_its_products(
-    checkpoint, open_runtime, by_library, monkeypatch, caplog
-):
-    runtime = open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")
-    struct = open_library()._struct
-    refuse = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda: 1)
-    before = struct.multiply
-    struct.multiply = ctypes.cast(refuse, ctypes.c_void_p).value
-    try:
-        with caplog.at_level(logging.WARNING):
-            found = some_steps(runtime)
-    finally:
-        struct.multiply = before
-    assert caplog.text.count("failed at a product") == 1
-    monkeypatch.setenv("PETIOLE_PRODUCTS", "own")
-    assert np.array_equal(found, some_steps(open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")))
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize("flags", [("-march=haswell",), (build._WITHOUT_TILES,)], ids=["AVX2 alone", "no tiles"])
-@pytest.mark.parametrize("whose", ["own", "library"])
 @pytest.mark.slow
-def test_a_processor_with_fewer_instructions_computes_the_same(
-    whose, flags, checkpoint, open_runtime, monkeypatch
-):
-    if whose == "library" and open_library() is None:
-        pytest.skip("this torch has no packed products")
-    monkeypatch.setenv("PETIOLE_PRODUCTS", whose)
+def test_a_processor_with_fewer_instructions_computes_the_same(flags, checkpoint, open_runtime, monkeypatch):
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *flags))
     monkeypatch.setattr(stack, "load_library", build.load_library.__wrapped__)
     for dtype in ("bfloat16", "float32"):
@@ -140,16 +45,18 @@ def test_a_processor_with_fewer_instructions_computes_the_same(
 
 def product(library, linear, x):
     """x Wt by the C kernels."""
-    library.petiole_linear_scratch.restype = ctypes.c_int64
     weights = Weights(library)
-    packed = weights.linear(linear)
+    return multiply(library, weights.linear(linear), x)
+
+
+def multiply(library, packed, x):
+    """The same of weights that are packed."""
+    library.petiole_linear_scratch.restype = ctypes.c_int64
     scratch = torch.empty(library.petiole_linear_scratch(ctypes.byref(packed), ctypes.c_int64(len(x))) // 4)
     y = torch.empty(len(x), packed.n)
     at = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y, scratch)]
     sizes = ctypes.c_int64(len(x)), ctypes.c_int64(4 * len(scratch))
-    library.petiole_linear(
-        None, ctypes.byref(packed), sizes[0], at[0], at[1], None, at[2], sizes[1], ctypes.c_int32(1)
-    )
+    library.petiole_linear(ctypes.byref(packed), sizes[0], *at, sizes[1], ctypes.c_int32(1))
     return y
 
 
@@ -186,89 +93,57 @@ def test_a_row_gets_the_same_bits_beside_any_others(processor, dtype):
         )
 
 
-# -- the choice
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("kind", ["bfloat16", "12 bits", "int8"])
+@pytest.mark.parametrize("exponent", [-124, -118])
+def test_sums_near_the_smallest_normal_float_have_the_same_bits_beside_any_others(processor, kind, exponent):
+    """Where some products of an input and a weight lie below it, too."""
+    library, generator = kernels_for(processor), torch.Generator().manual_seed(0)
+    size, spread = ((1024, 1024), 1.0) if kind == "12 bits" else ((70, 600), 2.0**-60)
+    weight = (torch.randn(size, generator=generator) * spread).bfloat16()
+    x = torch.randn(40, size[1], generator=generator) * (2.0**exponent / spread)
+    if kind == "int8":
+        integers = torch.randint(-127, 128, size, dtype=torch.int8, generator=generator)
+        linear, x = Int8Linear(integers, torch.ones(size[0], dtype=torch.bfloat16)), x * spread
+    else:
+        linear = DenseLinear(weight)
+    kept = Weights(library, dtype=torch.bfloat16)
+    packed = kept.linear(linear)
+    all_rows = multiply(library, packed, x)
+    assert ((all_rows != 0) & (all_rows.abs() < 2.0**-100)).any()
+    for rows in range(1, 41):
+        assert torch.equal(multiply(library, packed, x[:rows]), all_rows[:rows]), f"{rows} rows"
 
 
-def times(own, library):
-    """By rows, for every kind of map."""
-    return {
-        kind: {rows: (own(rows), library(rows)) for rows in RUNGS if kind != "head" or rows <= 16}
-        for kind in KINDS
-    }
+@pytest.mark.parametrize("kind", ["bfloat16", "12 bits", "int8"])
+def test_panels_that_are_computed_together_have_the_bits_of_each_alone(kind):
+    """Where more inputs than the second-level cache holds are multiplied, four panels are."""
+    library, generator = kernels_for(THIS), torch.Generator().manual_seed(0)
+    size = {"bfloat16": (200, 4130), "12 bits": (264, 4130), "int8": (31, 4130)}[kind]
+    if kind == "int8":
+        integers = torch.randint(-127, 128, size, dtype=torch.int8, generator=generator)
+        linear = Int8Linear(integers, torch.ones(size[0], dtype=torch.bfloat16))
+    else:
+        linear = DenseLinear(torch.randn(size, generator=generator).bfloat16())
+    kept = Weights(library, dtype=torch.bfloat16)
+    packed = kept.linear(linear)
+    x = torch.randn(300, size[1], generator=generator)
+    together = multiply(library, packed, x)
+    for start, rows in ((0, 3), (0, 33), (40, 100), (250, 50)):
+        alone = multiply(library, packed, x[start : start + rows])
+        assert torch.equal(together[start : start + rows], alone), f"{rows} rows"
 
 
-def test_a_library_that_saves_less_than_a_fifth_does_not_cost_the_same_bits():
-    assert decide(times(lambda rows: 1.15 * rows, lambda rows: rows), "auto") == {}
-    assert decide(times(lambda rows: 1.15 * rows, lambda rows: rows), "off") == dict.fromkeys(KINDS, 1)
-
-
-def test_the_library_serves_from_the_number_of_rows_at_which_it_is_quicker():
-    found = times(lambda rows: 10 + rows, lambda rows: 20 + rows / 8)
-    assert decide(found, "auto") == dict.fromkeys(KINDS, 16)
-    assert gain(found, decide(found, "auto")) > 4
-
-
-def test_a_library_that_is_never_quicker_serves_nothing():
-    for exact in ("auto", "off"):
-        assert decide(times(lambda rows: rows, lambda rows: rows * 1.01), exact) == {}
-
-
-def test_it_is_measured_once_and_told_in_a_line(kept, checkpoint, open_runtime, monkeypatch, caplog):
-    folder, _ = checkpoint("qwen3")
-    with caplog.at_level(logging.INFO, logger=products.__name__):
-        open_runtime(folder, dtype="bfloat16")
-        assert set(json.loads(kept.read_text())) == set(KINDS)
-        monkeypatch.setattr(products, "_measure", lambda *_: pytest.fail("measured again"))
-        open_runtime(folder, dtype="bfloat16")
-    first, second = [r.message for r in caplog.records]
-    assert "measured in" in first
-    assert "as measured before" in second
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"qkv": {"1": [1]}}', '{"qkv": [1, 2]}', '{"qkv": {}}'])
-def test_a_record_that_cannot_be_read_is_measured_again(text, kept, checkpoint, open_runtime):
-    kept.write_text(text)
-    open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")
-    assert set(json.loads(kept.read_text())) == set(KINDS)
-
-
-def test_a_library_that_packs_otherwise_than_it_says_is_not_used(
-    kept, checkpoint, open_runtime, monkeypatch, caplog
-):
-    monkeypatch.setattr(products._Bench, "agree", lambda self: False)
-    with caplog.at_level(logging.INFO, logger=products.__name__):
-        for _ in range(2):
-            runtime = open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")
-            assert runtime._executor._native._products.library is None
-    assert caplog.text.count("multiplies packed weights") == 1
-
-
-def test_a_busy_machine_decides_nothing(kept, checkpoint, open_runtime, monkeypatch, caplog):
-    monkeypatch.setattr(products, "_TIME_LIMIT_S", -1.0)
-    with caplog.at_level(logging.INFO, logger=products.__name__):
-        open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")
-    assert "too busy" in caplog.text
-    assert not kept.exists()
-
-
-def test_what_the_measurement_says_is_done(kept, checkpoint, open_runtime):
-    quick = times(lambda rows: 3.0 * rows, lambda rows: rows)
-    kept.write_text(json.dumps(quick))
-    runtime = open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")
-    assert runtime._executor._native._products.thresholds == dict.fromkeys(KINDS, 1)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"PETIOLE_EXACT": "on"}, {"PETIOLE_PRODUCTS": "own"}, {"PETIOLE_EXACT": "on", "PETIOLE_PRODUCTS": "library"}],
-    ids=str,
-)
-def test_exactness_and_own_kernels_need_no_measurement(setting, kept, checkpoint, open_runtime, monkeypatch):
-    kept.write_text(json.dumps(times(lambda rows: 3.0 * rows, lambda rows: rows)))
-    for name, value in setting.items():
-        monkeypatch.setenv(name, value)
-    runtime = open_runtime(checkpoint("qwen3")[0], dtype="bfloat16")
-    assert runtime._executor._native._products.library is None
+def test_a_wide_layers_prompt_has_the_bits_of_its_chunks(open_runtime, tmp_path, cpu_path):
+    write(Shape("wide", "bfloat16", VOCAB, 2112, 160, 2, 4, 2, 32), tmp_path)
+    found = []
+    for ends in ([], [40, 53, 253]):
+        driver = Driver(open_runtime(tmp_path, dtype="bfloat16"))
+        prompt = driver.sequence(tokens(300), ALL)
+        for end in ends:
+            driver.prefill([prompt], [end])
+        found.append(table(driver.prefill([prompt])))
+    assert np.array_equal(*found)
 
 
 def test_a_value_that_no_setting_has_is_named(checkpoint, open_runtime, monkeypatch):

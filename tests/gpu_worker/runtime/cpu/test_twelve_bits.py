@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from bench.harness.driver import Driver
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products import weights as packing
-from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER
 from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct, Weights
-from tests.gpu_worker.runtime.cpu.test_products import some_steps
+from tests.gpu_worker.models.test_logits import ALL, table, tokens
 from tests.support.families import FAMILIES
 
 BF16, TWELVE = 1, 5
@@ -29,8 +30,18 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def cpu_path(monkeypatch):
     monkeypatch.setenv("PETIOLE_NATIVE", "on")
-    monkeypatch.setenv("PETIOLE_PRODUCTS", "own")
     return "native"
+
+
+def some_steps(runtime):
+    """Log-probabilities of prompts, of two decode steps of all, and of one prompt in chunks."""
+    driver = Driver(runtime)
+    sequences = [driver.sequence(tokens(n, n), ALL) for n in (1, 5, 40)]
+    parts = [table(driver.prefill(sequences))]
+    parts += [table(driver.decode(sequences)) for _ in range(2)]
+    chunked = driver.sequence(tokens(70), ALL)
+    driver.prefill([chunked], [33])
+    return np.concatenate([*parts, table(driver.prefill([chunked]))])
 
 
 def random_weights(n: int, k: int, seed: int = 0) -> Tensor:
@@ -72,8 +83,8 @@ def product(weight: Tensor, x: Tensor) -> tuple[int, Tensor]:
     stride = library.petiole_linear_scratch(ctypes.byref(linear), ctypes.c_int64(len(x)))
     y, scratch = torch.empty(len(x), linear.n), torch.empty(2 * stride // 4)
     library.petiole_linear(
-        None, ctypes.byref(linear), ctypes.c_int64(len(x)), ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(y.data_ptr()), None, ctypes.c_void_p(scratch.data_ptr()), ctypes.c_int64(stride),
+        ctypes.byref(linear), ctypes.c_int64(len(x)), ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(scratch.data_ptr()), ctypes.c_int64(stride),
         ctypes.c_int32(2),
     )  # fmt: skip
     del weights
@@ -86,7 +97,7 @@ def test_products_have_the_bits_of_those_in_16_bits(change, n, k, monkeypatch):
     weight = change(random_weights(n, k))
     for rows in ROWS:
         x = torch.randn(rows, k, generator=torch.Generator().manual_seed(rows))
-        monkeypatch.setattr(packing, "_LARGE", NEVER)
+        monkeypatch.setattr(packing, "_LARGE", sys.maxsize)
         in_16, expected = product(weight, x)
         monkeypatch.setattr(packing, "_LARGE", 1)
         in_12, found = product(weight, x)
@@ -148,14 +159,14 @@ def test_the_memory_that_12_bits_leave_goes_back_to_the_system():
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_model_computes_the_same_bits(family, checkpoint, open_runtime, monkeypatch):
     found = []
-    for large in (NEVER, 1):
+    for large in (sys.maxsize, 1):
         monkeypatch.setattr(packing, "_LARGE", large)
         found.append(some_steps(open_runtime(checkpoint(family)[0], dtype="bfloat16")))
     assert np.array_equal(*found)
 
 
 @pytest.mark.parametrize(("n", "k"), [(96, 1024), (70, 600), (33, 288), (40, 130)])
-@pytest.mark.parametrize("at_least", [0, NEVER], ids=["12 bits", "16 bits"])
+@pytest.mark.parametrize("at_least", [0, sys.maxsize], ids=["12 bits", "16 bits"])
 @pytest.mark.parametrize("change", [Tensor.clone, with_outputs_of_all_sizes])
 def test_a_row_has_the_same_bits_beside_any_others(change, n, k, at_least, monkeypatch):
     monkeypatch.setattr(packing, "_LARGE", at_least)

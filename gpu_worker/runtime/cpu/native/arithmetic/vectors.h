@@ -27,8 +27,8 @@ INLINE vu pair_at(const void *halves, int64_t i) {
 }
 INLINE void narrow16(vf x, uint16_t *out) { _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x)); }
 #endif
-#if defined(__AMX_BF16__) && defined(DOT) && !defined(NO_TILES)
-#define TILES /* it multiplies tiles of them: tiles.c */
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(DOT) && !defined(NO_TILES)
+#define TILES /* it multiplies tiles of them, and of bytes: tiles.c */
 #elif defined(DOT)
 #define BY_VECTORS
 #endif

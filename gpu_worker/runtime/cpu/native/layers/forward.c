@@ -48,51 +48,33 @@ static void report_progress(const Step *s, double *last) {
   s->progress();
 }
 
-/* What has been done of a product. */
-enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
-
-/* A step or a share of one, on `n_threads` threads. The threads run one region up to each product that is the library's,
- * which has threads of its own. Returns how many products the library has failed at: they are computed here. */
-static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
+/* A step or a share of one, on `n_threads` threads. */
+static void compute(const Model *m, const Step *s, int n_threads) {
   const Room first = new_room(m, s, &(Arena){s->scratch, 0});
   const Plans plans = new_plans(m, s, n_threads, &first);
-  const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + 1;
-  int stage = NOTHING_YET, failures = 0; /* of the product `from` */
+  const int64_t head = (int64_t)m->n_layers * MAPS;
   double reported = omp_get_wtime();
-  for (int64_t from = 0, end; from < n_maps; from = end) {
-    for (end = stage ? from + 1 : from; end < n_maps; end++) {
-      const Map map = map_at(m, plan_at(m, &plans, end), end);
-      if (library && of_library(map.l, map.rows)) break;
-    }
 #pragma omp parallel num_threads(n_threads)
-    {
-      const uint32_t before = begin_tiles();
-      Room own = new_room(m, s, &(Arena){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
-      own.workspace.packed = first.workspace.packed;
-      if (!from && !stage && s->token_ids) embed_tokens(&m->head, s->t, s->token_ids, m->embedding_factor, s->hidden);
-      if (!from && !stage) finish_inputs(m, s, &own.workspace);
-      for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
-        const Plan *plan = plan_at(m, &plans, at);
-        const Map map = map_at(m, plan, at);
-        const int reached = at == from ? stage : NOTHING_YET;
-        if (at < head && !map.l->n) continue;
-        if (reached < PREPARED) prepare(m, &plans, at, &own);
-        if (at == end || (at == head && !s->logits)) break;
-        if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.workspace);
-        if (at < head) add_adapters(m, &map, at, plan, &own.workspace);
-        else finish_logits(m, &plan->step);
-        if (at < head && at % MAPS == ROUTER) mix_experts(m, plan, m->layers + at / MAPS, &own);
-        if (omp_get_thread_num() == 0) report_progress(s, &reported);
-      }
-      end_tiles(before);
+  {
+    const uint32_t before = begin_tiles();
+    Room own = new_room(m, s, &(Arena){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
+    own.workspace.packed = first.workspace.packed;
+    if (s->token_ids) embed_tokens(&m->head, s->t, s->token_ids, m->embedding_factor, s->hidden);
+    finish_inputs(m, s, &own.workspace);
+    for (int64_t at = 0; at <= head; at++) {
+      const Plan *plan = plan_at(m, &plans, at);
+      const Map map = map_at(m, plan, at);
+      if (at < head && !map.l->n) continue;
+      prepare(m, &plans, at, &own);
+      if (at == head && !s->logits) break;
+      linear(map.l, map.rows, map.x, map.y, map.how, &own.workspace);
+      if (at < head) add_adapters(m, &map, at, plan, &own.workspace);
+      else finish_logits(m, &plan->step);
+      if (at < head && at % MAPS == ROUTER) mix_experts(m, plan, m->layers + at / MAPS, &own);
+      if (omp_get_thread_num() == 0) report_progress(s, &reported);
     }
-    if (end == n_maps) break;
-    const Map map = map_at(m, plan_at(m, &plans, end), end);
-    const int made = library_linear(library, map.l, map.rows, map.x.at, map.y.at, map.how == ADD, s->halves, n_threads);
-    stage = made ? MULTIPLIED : PREPARED;
-    failures += !made;
+    end_tiles(before);
   }
-  return failures;
 }
 
 /* Whether all adapters of a step have the sizes of the model's matrices. Others would write beyond a row's outputs. */
@@ -116,18 +98,20 @@ static void compute_share(const Model *m, const Step *share) {
   Step part;
   for (int64_t from = 0, done = 0; from < share->t; done += part.o) {
     from = next_part(m, share, from, &part);
-    compute(m, &part, 1, NULL);
+    compute(m, &part, 1);
     if (part.hidden != share->hidden + done * m->hidden)
       memmove(share->hidden + done * m->hidden, part.hidden, sizeof(float) * (size_t)(part.o * m->hidden));
   }
 }
 
-/* Returns how many products the library has failed at, or -1 if an adapter does not fit: then nothing is computed. Shares are
- * computed without the library: its threads are those of a step. */
+/* Returns 0, or -1 if an adapter does not fit: then nothing is computed. */
 int32_t petiole_forward(const Model *m, const Step *s) {
   Step shares[s->n_threads];
   if (!adapters_fit(m, s)) return -1;
-  if (!share(m, s, shares)) return compute(m, s, petiole_cost(m, s) <= m->small ? 1 : s->n_threads, m->library);
+  if (!share(m, s, shares)) {
+    compute(m, s, petiole_cost(m, s) <= m->small ? 1 : s->n_threads);
+    return 0;
+  }
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
   for (int i = 0; i < s->n_threads; i++) compute_share(m, shares + i);
   for (int i = 0; i < s->n_threads; i++) /* of each share its outputs' */

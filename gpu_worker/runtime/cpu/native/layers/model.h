@@ -3,7 +3,6 @@
 #include "../arithmetic/functions.h"
 #include "../attention/heads.h"
 #include "../products/adapters.h"
-#include "../products/library.h"
 #include "../recurrent/recurrent.h"
 
 enum { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
@@ -112,8 +111,7 @@ typedef struct {
   int32_t per_layer_width;
   float per_layer_embedding_factor, per_layer_projection_factor, per_layer_factor;
   float embedding_factor, logits_factor, logits_cap; /* logits l become cap tanh(l / cap); 0: none */
-  const Library *library; /* or null */
-  int64_t small;          /* one thread computes steps that cost at most this. See shares.h */
+  int64_t small; /* one thread computes steps that cost at most this. See shares.h */
 } Model;
 
 typedef struct {
@@ -147,7 +145,6 @@ typedef struct {
   const LowRank *const *adapters; /* [t] low-rank pairs, [layers][ADAPTED], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;
-  uint16_t *halves;         /* [t, most terms of a sum], for the library */
   int64_t o;                /* positions whose results are wanted */
   const int64_t *outputs;   /* [o] those, ascending */
   float *logits;            /* [o, vocab], out; or null */

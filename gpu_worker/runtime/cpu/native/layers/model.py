@@ -146,7 +146,6 @@ class ModelStruct(ctypes.Structure):
         ("embedding_factor", c_float),
         ("logits_factor", c_float),
         ("logits_cap", c_float),
-        ("library", c_void_p),
         ("small", c_int64),
     ]
 
@@ -188,7 +187,6 @@ class StepStruct(ctypes.Structure):
         ("adapters", c_void_p),
         ("reduced", c_void_p),
         ("reduced_stride", c_int64),
-        ("halves", c_void_p),
         ("o", c_int64),
         ("outputs", c_void_p),
         ("logits", c_void_p),

@@ -61,7 +61,7 @@ static int can_pack(const Model *m, const Step *s) {
   const int64_t least = 2 * MB, outputs = PAIR;
   if (s->logits) return 0;
 #endif
-  if (s->t < least || s->adapters || m->library || m->hidden % DEPTH) return 0;
+  if (s->t < least || s->adapters || m->hidden % DEPTH) return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
     if (l->experts || l->latents || l->inner % DEPTH || l->maps[OUT].k % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;

@@ -63,7 +63,7 @@ Map map_at(const Model *m, const Plan *p, int64_t at);
 
 /* Whether the matrix of gates and ups multiplies them, too. An adapter changes them before. */
 INLINE int is_gated(const Layer *l, const Step *s) {
-  return l->gated && !is_bent(&l->bend) && l->inner % PANEL == 0 && !l->maps[GATE_UP].library && !s->adapters;
+  return l->gated && !is_bent(&l->bend) && l->inner % PANEL == 0 && !s->adapters;
 }
 
 /* Whether the map of a feed-forward without gates computes its activation, too. */
@@ -71,7 +71,7 @@ INLINE int is_acted(const Layer *l, const Plan *p) {
 #ifdef TILES
   if (p->packed) return 0;
 #endif
-  return !l->gated && !is_bent(&l->bend) && !l->maps[GATE_UP].library && !p->step.adapters;
+  return !l->gated && !is_bent(&l->bend) && !p->step.adapters;
 }
 
 /* Whether what OUT gives is added to the hidden state as it is. */

@@ -47,7 +47,6 @@ from petiole.gpu_worker.runtime.cpu.native.layers.model import (
     ModelStruct,
     NormStruct,
 )
-from petiole.gpu_worker.runtime.cpu.native.products.choice import Kind, Products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, KINDS, LinearStruct, Weights
 from petiole.gpu_worker.runtime.cpu.native.recurrent.structures import recurrent_struct
 
@@ -91,9 +90,9 @@ class Structures:
     """Makes structures, and keeps alive what they refer to: the memory, and the weights, which it rearranges in
     place. dtype: of the model."""
 
-    def __init__(self, library: ctypes.CDLL, products: Products, memory: KVPointers, dtype: torch.dtype) -> None:
-        self._products, self._memory = products, memory
-        self._weights = Weights(library, products.library, dtype)
+    def __init__(self, library: ctypes.CDLL, memory: KVPointers, dtype: torch.dtype) -> None:
+        self._memory = memory
+        self._weights = Weights(library, dtype)
         self._tables: dict[object, int | None] = {}
         self._structures: list[object] = []
 
@@ -119,8 +118,8 @@ class Structures:
             assert not isinstance(weights.mixer, AttentionWeights)
             self._add_recurrent(layer, i, plan.mixer, weights.mixer)
         if fed is not None and weights.feed_forward is not None:
-            layer.gate_up = self._linear("gate_up", weights.feed_forward.gate_up)
-            layer.down = self._linear("down", weights.feed_forward.down)
+            layer.gate_up = self.linear(weights.feed_forward.gate_up)
+            layer.down = self.linear(weights.feed_forward.down)
             layer.inner, layer.gated = fed.inner, fed.gated
             layer.activation = layer.gate_up.activation = ACTIVATIONS[fed.activation]
             layer.bend = bend_of(fed)
@@ -139,7 +138,7 @@ class Structures:
         self, layer: LayerStruct, i: int, mixer: Attention, own: AttentionWeights, table: Tensor | None
     ) -> None:
         memory = self._memory
-        layer.qkv, layer.out = self._linear("qkv", own.qkv), self._linear("out", own.out)
+        layer.qkv, layer.out = self.linear(own.qkv), self.linear(own.out)
         layer.q_norm = self.norm(mixer.q_norm, own.q_norm)
         layer.k_norm = self.norm(mixer.k_norm, own.k_norm)
         layer.v_norm = self.norm(mixer.v_norm, own.v_norm)
@@ -193,7 +192,7 @@ class Structures:
     def _add_recurrent(self, layer: LayerStruct, i: int, mixer: Recurrent, own: RecurrentWeights) -> None:
         state = self._memory.states[i]
         assert state is not None, "a layer without its states"
-        layer.qkv, layer.out = self._linear("qkv", own.inputs), self._linear("out", own.out)
+        layer.qkv, layer.out = self.linear(own.inputs), self.linear(own.out)
         if isinstance(own, DeltaNetWeights):
             layer.net_gates = self._weights.linear(own.gates)
         if not isinstance(mixer, ShortConvolution) and not isinstance(own, ShortConvolutionWeights):
@@ -244,7 +243,7 @@ class Structures:
     def add_ends(self, model: ModelStruct, ends: EmbeddingAndHead) -> None:
         model.embedding_norm = self.norm(ends.embedding_norm, ends.embedding_norm_weights)
         model.norm = self.norm(ends.norm, ends.norm_weights)
-        model.head = self._linear("head", ends.head)
+        model.head = self.linear(ends.head)
         model.embedding_factor, model.logits_factor = ends.embedding_factor, ends.factor
         model.logits_cap = ends.softcap
 
@@ -256,11 +255,7 @@ class Structures:
         model.per_layer_embedding_factor = plan.embedding_factor
         model.per_layer_projection_factor, model.per_layer_factor = plan.projection_factor, plan.factor
 
-    def _linear(self, name: Kind, linear: Linear) -> LinearStruct:
-        return self._weights.linear(linear, self._products.library_from(name))
-
     def linear(self, linear: Linear) -> LinearStruct:
-        """A map for which the other library is not asked."""
         return self._weights.linear(linear)
 
     def norm(self, norm: Norm | None, weights: NormWeights | None) -> NormStruct:

@@ -93,37 +93,39 @@ INLINE void finish_pair(const Linear *l, int64_t p, int64_t q, int m, Activation
 }
 
 #ifdef TILES
-#define SOME 8 /* rows that are finished at a time */
+#define SOME 8              /* rows that are finished at a time */
+#define MOST_NEAR (1 << 20) /* bytes of inputs that stay in the second-level cache while one panel after the other passes by */
 
-/* A panel, or both of the same outputs, for ROWS inputs at most. */
+/* Some panels of outputs for ROWS inputs at most. */
 typedef struct {
   const Linear *l;
-  int64_t p, q, first, rows, done; /* its panel, or both; its inputs; how many of them are finished */
+  int64_t p, n, first, rows, done; /* its first panel, and how many; its inputs; how many of them are finished */
   Activations y;
   How how;
-  float *sums; /* [rows][PANEL], twice where GATED */
+  float *sums; /* [n][ROWS][PANEL]; where GATED those of the gates, then those of what they are multiplied by */
 } MapUnit;
 
-/* y [n, PANEL] = activation(gates) * ups, for rows from `at` on. */
-static void finish_gates(const MapUnit *u, int64_t at, int64_t n) {
-  float *gates = u->sums + at * PANEL, *ups = gates + ROWS * PANEL;
-  const int64_t ldy = u->l->n / 2;
+/* y [n, PANEL] = activation(gates) * ups, for panel j and rows from `at` on. */
+static void finish_gates(const MapUnit *u, int64_t j, int64_t at, int64_t n) {
+  float *gates = u->sums + (j * ROWS + at) * PANEL, *ups = gates + u->n * ROWS * PANEL;
+  const int64_t ldy = u->l->n / 2, p = u->p + j;
   if (u->l->bias || u->l->scale) {
-    finish(u->l, u->p, (int)n, gates, PANEL, gates, PANEL, SET);
-    finish(u->l, u->q, (int)n, ups, PANEL, ups, PANEL, SET);
+    finish(u->l, p, (int)n, gates, PANEL, gates, PANEL, SET);
+    finish(u->l, p + ldy / PANEL, (int)n, ups, PANEL, ups, PANEL, SET);
   }
-  for (int64_t j = 0; j < n; j++) {
-    float *to = u->y.packed ? gates + j * PANEL : (float *)u->y.at + (u->first + at + j) * ldy + u->p * PANEL;
-    activate(u->l->activation, gates + j * PANEL, ups + j * PANEL, to, PANEL);
-    if (u->y.packed) narrow(to, PANEL, packed_at(u->y.at, ldy, u->first + at + j, u->p * PANEL));
+  for (int64_t i = 0; i < n; i++) {
+    float *to = u->y.packed ? gates + i * PANEL : (float *)u->y.at + (u->first + at + i) * ldy + p * PANEL;
+    activate(u->l->activation, gates + i * PANEL, ups + i * PANEL, to, PANEL);
+    if (u->y.packed) narrow(to, PANEL, packed_at(u->y.at, ldy, u->first + at + i, p * PANEL));
   }
 }
 
 static void finish_some(MapUnit *u, int64_t most) {
   const int64_t n = smaller(most, u->rows - u->done), at = u->done;
   float *y = (float *)u->y.at + (u->first + at) * u->l->n + u->p * PANEL;
-  if (u->how == GATED) finish_gates(u, at, n);
-  else finish(u->l, u->p, (int)n, u->sums + at * PANEL, PANEL, y, u->l->n, u->how);
+  for (int64_t j = 0; j < u->n; j++)
+    if (u->how == GATED) finish_gates(u, j, at, n);
+    else finish(u->l, u->p + j, (int)n, u->sums + (j * ROWS + at) * PANEL, PANEL, y + j * PANEL, u->l->n, u->how);
   u->done += n;
 }
 
@@ -131,19 +133,20 @@ static void finish_meanwhile(void *unit) { finish_some(unit, SOME); }
 
 /* The sums of a unit. Meanwhile the one before is finished. */
 static void compute_unit_on_tiles(MapUnit *u, MapUnit *before, Inputs x, Workspace *b) {
-  const Linear *l = u->l;
-  const int64_t panels = parts(l->n, PANEL), units = u->how == GATED ? panels / 2 : panels, next = (u->p + 1) % units;
+  const int64_t panels = parts(u->l->n, PANEL), outputs = u->how == GATED ? panels / 2 : panels;
+  Panels now = {u->how == GATED ? 2 * u->n : u->n, {0}};
+  for (int64_t j = 0; j < now.n; j++) now.at[j] = j < u->n ? u->p + j : outputs + u->p + j - u->n;
   b->meanwhile = before->done < before->rows ? finish_meanwhile : NULL;
   b->of = before;
   x.at += u->first / (2 * SIDE) * x.block;
-  sums_on_tiles(l, u->p, u->how == GATED ? u->q : next, u->rows, x, u->sums, b);
-  if (u->how == GATED) sums_on_tiles(l, u->q, next, u->rows, x, u->sums + ROWS * PANEL, b);
+  sums_on_tiles(u->l, &now, (u->p + u->n) % outputs, u->rows, x, u->sums, b);
   b->meanwhile = NULL;
   finish_some(before, ROWS);
 }
 
 static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Workspace *b) {
-  const int64_t panels = parts(l->n, PANEL), each = how == GATED ? panels / 2 : panels;
+  const int64_t share = how == GATED ? 2 : 1, panels = parts(l->n, PANEL) / share;
+  const int64_t each = packed_size(smaller(m, ROWS), l->k) > MOST_NEAR ? MOST_PANELS / share : 1, units_each = parts(panels, each);
   MapUnit units[2] = {{.l = l}, {.l = l}};
   b->widened = NULL;
   if (!x.packed) {
@@ -154,9 +157,10 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
   int at = 0;
   if (m) fit_tiles(m);
 #pragma omp for schedule(guided, 1) nowait
-  for (int64_t i = 0; i < parts(m, ROWS) * each; i++) {
-    const int64_t first = i / each * ROWS, p = i % each;
-    units[at] = (MapUnit){l, p, p + each, first, smaller(ROWS, m - first), 0, y, how, b->sums + at * ROWS * PAIR};
+  for (int64_t i = 0; i < parts(m, ROWS) * units_each; i++) {
+    const int64_t first = i / units_each * ROWS, p = i % units_each * each;
+    units[at] = (MapUnit){l, p, smaller(each, panels - p), first, smaller(ROWS, m - first), 0, y, how,
+                          b->sums + at * MOST_PANELS * ROWS * PANEL};
     compute_unit_on_tiles(units + at, units + !at, inputs, b);
     at = !at;
   }
@@ -185,7 +189,7 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   if (HALF_INPUTS(l->kind)) {
     for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
     b->held = x;
-    sums_on_tiles(l, p, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* only adapters come here: lds is PANEL */
+    sums_on_tiles(l, &(Panels){1, {p}}, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* only adapters come here: lds is PANEL */
     return;
   }
 #endif
@@ -212,11 +216,10 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
 #define WIDE_HALVES(kind) 0
 #endif
 
-/* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. Three
- * tiles or more ask for all lines of the next weights in 12 bits, five for those in bfloat16. */
+/* Whether wide tiles compute a pair of panels for m rows: for so many that the tiles ask for all lines of the next weights.
+ * In 12 bits these are three tiles, in bfloat16 five. */
 INLINE int is_wide(const Linear *l, int64_t m) {
-  return (WIDE_HALVES(l->kind) && m <= WIDE && l->block == PAIR) ||
-         ((WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > (l->kind == TWELVE ? 2 : 4) * WIDE);
+  return (WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > (l->kind == TWELVE ? 2 : 4) * WIDE;
 }
 
 /* The tile of a kind of weights, for n tiles of rows. */
@@ -241,7 +244,7 @@ static const void *wide_inputs(const Linear *l, int m, Activations x, Workspace 
 static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activations x, Activations y, int64_t ldy, How how,
                             Workspace *b) {
   const char *w = weights_to(l, p * PANEL);
-  const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
+  const int64_t k = l->k, ldw = row_of(l->kind), row = 2 * ldw;
   const int64_t apart = weights_to(l, q * PANEL) - w;
   const int n = (int)parts(m, WIDE), at_once = AT_ONCE(l->kind);
   const int64_t terms = n > 1 ? k : KC; /* of many rows, all: no sum waits in memory */
@@ -251,7 +254,7 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activa
     for (int left = n, at = 0; left; left--) {
       const int mb = (m - at) / left;
       const void *in = inputs + (at * k + from) * input_size(l->kind);
-      const int64_t share = rows * (n - left) * (row / n), panel = n > 1 ? l->stride * PANEL / l->block : rows / 2 * row;
+      const int64_t share = rows * (n - left) * (row / n), panel = n > 1 ? l->stride : rows / 2 * row;
       /* The next pair lies after this one. If the panels lie apart, each one's next lies after it. */
       const char *next = w - before_rows(l) + share;
       if (q == p + 1) next += 2 * panel;
@@ -259,7 +262,7 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activa
       const NextWeights ahead = {next, row / n};
 #ifdef BY_VECTORS
       if (l->kind == INT8_HALF && left < n) /* widened by the first tile */
-        wide_of_many(mb, kc, in, k, b->panel, row_of(BF16, PANEL), row_of(BF16, PAIR), b->sums, from > 0, &ahead, NULL);
+        wide_of_many(mb, kc, in, k, b->panel, row_of(BF16), 2 * row_of(BF16), b->sums, from > 0, &ahead, NULL);
       else
 #endif
         wide_of(l->kind, n)(mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
@@ -275,7 +278,7 @@ INLINE int is_wide(const Linear *l, int64_t m) { return (void)l, (void)m, 0; }
 
 /* The number of panels in a unit: what one thread takes at a time. */
 INLINE int64_t unit_of(const Linear *l, int64_t m, How how) {
-  return how == GATED || is_wide(l, m) ? 2 : l->block / PANEL;
+  return how == GATED || is_wide(l, m) ? 2 : 1;
 }
 
 /* Unit `i` of a matrix, for ROWS inputs at most. What is packed is computed in wide tiles, whatever the number of rows. */
@@ -359,6 +362,27 @@ Workspace new_workspace(int64_t rows, int64_t k, Arena *s) {
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
   return (Workspace){.packed = allocate(s, packed_size(all, k)),
                  .inputs = allocate_floats(s, (parts(k, KC) * KC + 2 * parts(k, SHORTEST_RUN)) * tiled),
-                 .sums = allocate_floats(s, 2 * ROWS * PAIR),
+                 .sums = allocate_floats(s, 2 * MOST_PANELS * ROWS * PANEL),
                  .panel = allocate_floats(s, parts(k, KC) * KC * PANEL)};
+}
+
+/* The bytes of scratch that each thread of `petiole_linear` needs. */
+int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
+  Arena none = {NULL, 0};
+  new_workspace(m, l->k, &none);
+  return none.used;
+}
+
+/* One product by itself, so that it can be measured. */
+void petiole_linear(const Linear *l, int64_t m, const float *x, float *y, char *scratch, int64_t stride,
+                    int32_t n_threads) {
+  const Workspace first = new_workspace(m, l->k, &(Arena){scratch, 0});
+#pragma omp parallel num_threads(n_threads)
+  {
+    Workspace own = new_workspace(m, l->k, &(Arena){scratch + omp_get_thread_num() * stride, 0});
+    own.packed = first.packed;
+    const uint32_t before = begin_tiles();
+    linear(l, m, (Activations){(void *)x, 0}, (Activations){y, 0}, SET, &own);
+    end_tiles(before);
+  }
 }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.weights.host_memory import Room
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodeLayout
-from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE, _FOUR, _SIX = 1, 3, 5, 7, 9
@@ -32,9 +34,6 @@ class LinearStruct(ctypes.Structure):
         ("n", c_int32),
         ("k", c_int32),
         ("kind", c_int32),
-        ("block", c_int32),
-        ("library", c_void_p),
-        ("library_from", c_int64),
         ("stride", c_int64),
         ("groups", c_void_p),
         ("activation", c_int32),
@@ -88,56 +87,45 @@ def _numbers(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in _NUMBERS else tensor.half()
 
 
-EMPTY = LinearStruct(block=_PANEL)
+EMPTY = LinearStruct()
 """A map without outputs."""
 
 
 class Weights:
-    """`other`: the library that may read the same weights. dtype: of the model."""
+    """dtype: of the model."""
 
-    def __init__(
-        self, library: ctypes.CDLL, other: Library | None = None, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype = torch.float32) -> None:
         self.library = library
-        self._other = other
         self._half = dtype == torch.bfloat16 and bool(library.petiole_halves())
         self._kept: list[object] = []
         self._room = Room(_ROOM)
 
-    def linear(self, linear: Linear, library_from: int = NEVER) -> LinearStruct:
-        """Rearranges the weights. Nobody else can use them afterwards, except the other library, which multiplies
-        `library_from` rows or more."""
+    def linear(self, linear: Linear) -> LinearStruct:
+        """Rearranges the weights. Nobody else can use them afterwards."""
         if isinstance(linear, CodedLinear):
             return self._coded(linear)
         assert isinstance(linear, (DenseLinear, Int8Linear))
         weight, (n, k) = linear.weight, linear.weight.shape
         assert weight.is_contiguous()
-        other = self._other if library_from < NEVER else None
-        shared = None if other is None else other.block(n, k)
-        block = shared or _PANEL
         kind = self._kind(linear)
-        if kind == _BF16 and not shared and weight.numel() >= _LARGE and self.library.petiole_halves():
+        if kind == _BF16 and weight.numel() >= _LARGE and self.library.petiole_halves():
             kind = _TWELVE
         scale = self.floats(linear.scale) if isinstance(linear, Int8Linear) else None
         packed = LinearStruct(
             weight=self.pointer(weight),
-            tail=self.pointer(torch.empty((k, block), dtype=weight.dtype)) if n % block else None,
+            tail=self.pointer(torch.empty((k, _PANEL), dtype=weight.dtype)) if n % _PANEL else None,
             scale=self.pointer(torch.empty(n)) if kind == _TWELVE else scale,
             bias=self.floats(linear.bias),
             n=n,
             k=k,
             kind=kind,
-            block=block,
-            library_from=library_from,
         )
         n_threads = torch.get_num_threads()
-        copies = torch.empty((n_threads, k, block), dtype=weight.dtype)
+        copies = torch.empty((n_threads, k, _PANEL), dtype=weight.dtype)
         room = c_void_p(self._room.at_least(weight.nbytes).data_ptr() if kind == _TWELVE else None)
         self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), room, c_int32(n_threads))
         if packed.kind == _TWELVE:
-            self._room.take(n // block * packed.stride)
-        if shared and other is not None:
-            packed.library = other.weights(weight.data_ptr(), n, k, self)
+            self._room.take(n // _PANEL * packed.stride)
         return packed
 
     def _coded(self, linear: CodedLinear) -> LinearStruct:
@@ -173,8 +161,6 @@ class Weights:
             n=n,
             k=k,
             kind={4: _FOUR, 6: _SIX}.get(form.bits) or KINDS[form.codes],
-            block=_PANEL,
-            library_from=NEVER,
             groups=ctypes.addressof(groups),
         )
         n_threads = torch.get_num_threads()
@@ -211,3 +197,22 @@ class Weights:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def described(layers: Sequence[LayerWeights], head: Linear | None) -> list[str]:
+    """How the weights of linear maps are kept, and how many bytes of each kind there are."""
+    linears = [] if head is None else [head]
+    for layer in layers:
+        linears += [layer.mixer.first, layer.mixer.out]
+        if (fed := layer.feed_forward) is not None:
+            linears += [fed.gate_up, fed.down]
+        if (experts := layer.experts) is not None:
+            linears += [experts.gate_up.whole, experts.down.whole]
+    n_bytes: Counter[str] = Counter()
+    for linear in linears:
+        if isinstance(linear, CodedLinear):
+            inputs = " beside inputs rounded to int8" if linear.int8_inputs else ""
+            n_bytes[f"{linear.weight.form}{inputs}"] += linear.weight.n_bytes
+        elif isinstance(linear, DenseLinear | Int8Linear):
+            n_bytes[str(linear.weight.dtype).removeprefix("torch.")] += linear.weight.nbytes
+    return [f"{kind} ({total / 1e6:.0f} MB)" for kind, total in n_bytes.most_common()]

@@ -12,7 +12,9 @@
 #define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
 
 #ifdef TILES
-#define VECTORS_MOST 4 /* rows in bfloat16 that vectors of floats multiply; tiles multiply more */
+/* Rows that vectors multiply, bfloat16 as floats, and rounded ones; tiles multiply more. */
+#define VECTORS_MOST 4
+#define ROUNDED_MOST 12
 #else
 #define VECTORS_MOST 0
 #endif
@@ -66,8 +68,9 @@ INLINE void group_run(const Linear *l, int64_t size, const float *x, int n, char
   const Groups *g = l->groups;
   const int halves = size == HALVES;
   if (g->inputs == INT8) {
-    to->sums[at] = round_run(x, n, numbers, to->steps + at);
-    if (ROUNDED == BYTES) to->starts[at] = (int32_t)(g->values[0] * to->sums[at]);
+    const float sum = round_run(x, n, numbers, to->steps + at);
+    to->sums[at] = g->offsets ? sum * to->steps[at] : sum;
+    if (ROUNDED == BYTES) to->starts[at] = (int32_t)(g->values[0] * sum);
     return;
   }
   if (halves) {
@@ -105,7 +108,14 @@ static void panel_of_halves(const Linear *l, int64_t p, int m, const GroupInputs
     OF_KINDS_AND_ALONE(FLOATS)
   }
 }
-#elif defined(DOT)
+
+static void panel_of_bytes(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b) {
+  if (m > ROUNDED_MOST) panel_on_tiles(l, p, m, x, c, ldc, b);
+  else panel_of_rounded(l, p, m, x, c, ldc, b);
+}
+#else
+#define panel_of_bytes panel_of_rounded
+#ifdef DOT
 static void panel_of_halves(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc,
                             Workspace *b) {
   OF_KINDS_AND_ALONE(HALVES)
@@ -113,10 +123,11 @@ static void panel_of_halves(const Linear *l, int64_t p, int m, const GroupInputs
 #else
 #define panel_of_halves panel_of_floats
 #endif
+#endif
 
 void product_of_groups(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Workspace *b) {
   const GroupInputs in = group_inputs_at(l, m, (void *)x);
-  if (l->groups->inputs == INT8) panel_of_rounded(l, p, m, &in, sums, lds, b);
+  if (l->groups->inputs == INT8) panel_of_bytes(l, p, m, &in, sums, lds, b);
   else if (half_inputs(l)) panel_of_halves(l, p, m, &in, sums, lds, b);
   else panel_of_floats(l, p, m, &in, sums, lds, b);
 }

@@ -238,7 +238,7 @@ INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const ch
 /* With weights that have become floats. next, row: as in `in_tiles`, of weights that have not. */
 INLINE void near(int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const char *next,
                  int64_t row) {
-  in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add, next, row);
+  in_tiles(near_f32, F32, m, kc, x, w, row_of(F32), c, ldc, add, next, row);
 }
 
 void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
@@ -246,7 +246,7 @@ void multiply(int half, int m, int kc, const void *x, const void *w, float *c, i
   const Inputs inputs = {x, 2 * KC, 2 * DEPTH, 2 * SIDE * 2 * KC};
   if (half) multiply_tiles(m, parts(kc, DEPTH), inputs, w, c, ldc, add);
 #else
-  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add, w, 0);
+  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16), c, ldc, add, w, 0);
 #endif
   else near(m, kc, x, w, c, ldc, add, w, 0);
 }
@@ -266,7 +266,7 @@ INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out
 
 void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Workspace *b) {
   const char *w = weights_to(l, p * PANEL);
-  const int64_t ldw = row_of(l->kind, l->block);
+  const int64_t ldw = row_of(l->kind);
   b->widened = NULL;
   if (l->groups) {
     product_of_groups(l, p, m, x, sums, lds, b);

@@ -179,8 +179,9 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
 
 /* ---------------------------------------------------------------- slices */
 
-/* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs; the step of those
- * that are rounded, and where the sum of bytes starts: a value is the first one plus its code. */
+/* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs, of rounded ones
+ * beside offsets times their step; the step of those that are rounded, and where the sum of bytes starts: a value is the first
+ * one plus its code. */
 typedef struct {
   char *numbers;
   float *sums, *steps;
@@ -255,7 +256,7 @@ INLINE void add_slice(int widened, int kind, int size, int scales, int mb, const
         vp total = APART ? sums[0][j][part] + sums[APART][j][part] : sums[0][j][part];
         if (zeros_at && !offsets) total = add_times_part(total, -zeros, splat_part(inputs[j]));
         if (steps) total *= splat_part(steps[j]);
-        const vp added = zeros_at && offsets ? zeros * splat_part(steps ? inputs[j] * steps[j] : inputs[j]) : (vp){0};
+        const vp added = zeros_at && offsets ? zeros * splat_part(inputs[j]) : (vp){0};
         float *to = c + j * ldc + part * WIDTH;
         vp sum = add_times_part(held ? totals[j][part] : part_at(to), total, scale);
         if (zeros_at && offsets) sum += added;
@@ -362,6 +363,7 @@ void panel_of_floats(const Linear *l, int64_t p, int m, const GroupInputs *x, fl
 void panel_of_rounded(const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b);
 
 #ifdef TILES
-/* The same of inputs in bfloat16, for more rows than vectors multiply; c has whole tiles of rows. See group_tiles.c. */
+/* The same of inputs in bfloat16 or rounded, for more rows than vectors multiply; c has whole tiles of rows. See
+ * group_tiles.c. */
 void panel_on_tiles(const Linear *l, int64_t p, int64_t m, const GroupInputs *x, float *c, int64_t ldc, Workspace *b);
 #endif

@@ -2,8 +2,9 @@
  *
  * One instruction takes 16 inputs, 32 terms of their sums and 16 outputs. It sums the even terms and the odd ones in their
  * order, each from zero, and adds both to what the output had:  c + ((a0 b0 + a2 b2 + ...) + (a1 b1 + a3 b3 + ...)).  A row
- * gets the same bits whatever rows are beside it, and attend.c makes the same sums of a few rows without tiles. Numbers
- * too small for a normal float are zeros here. `begin_tiles` makes them zeros for a thread's other arithmetic, too.
+ * gets the same bits whatever rows are beside it, and attend.c makes the same sums of a few rows without tiles. A product
+ * and its sum are rounded once, so a product may be too small for a normal float; sums that are so small are zeros. Vectors
+ * make the same sums by `add_times`, because `begin_tiles` makes such numbers zeros for a thread's other arithmetic, too.
  *
  * An instruction takes as long for one row as for 16. Four sums are under way at a time, those of two tiles of rows by two
  * of outputs, so that each tile that is loaded is multiplied twice, and no product waits for the one before:
@@ -30,25 +31,26 @@
 #define FEW 2           /* this many inputs, or one, vectors multiply */
 #define BEHIND 6144     /* bytes: the weights that lie this far after those that are read are prefetched */
 
-/* Of two tiles of inputs and their sums the rows, and the terms that a row of inputs holds. */
-static void fit(uint8_t first, uint8_t second, uint8_t terms) {
-  const uint8_t x = (uint8_t)(2 * terms), pairs = terms / 2;
+/* Of two tiles of inputs and their sums the rows, and the bytes of a row of inputs. Each four bytes of these meet a row of
+ * weights. */
+static void fit(uint8_t first, uint8_t second, uint8_t x) {
+  const uint8_t weights = x / 4;
   const struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, pairs, pairs}};
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, x, x, 64, 64}, {first, first, second, second, first, second, weights, weights}};
   SETTLE_MEMORY();
   _tile_loadconfig(&tiles);
 }
 
 void fit_tiles(int64_t m) {
-  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), DEPTH);
+  fit((uint8_t)smaller(m, SIDE), (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE), 2 * DEPTH);
 }
 
-void fit_runs(int64_t m, int64_t run) {
+void fit_runs(int64_t m, int64_t bytes) {
   const uint8_t rows = (uint8_t)smaller(m, SIDE);
-  fit(rows, rows, (uint8_t)run);
+  fit(rows, rows, (uint8_t)bytes);
 }
 
 uint32_t begin_tiles(void) {
@@ -183,49 +185,64 @@ INLINE void multiply_block(int kind, int two, int64_t each, int64_t n, Inputs x,
   else multiply_and_widen(kind, two, SIDE, n, x, w, c, add, next);
 }
 
-/* Panels that are read one after the other, in chunks. */
+/* The weights of panels whose chunks are read in turns: the first chunk of each, then the second of each. */
 typedef struct {
-  const char *first, *second; /* the second may be null */
-  int64_t k, chunk, ldw;
+  const char *at[MOST_PANELS + 1]; /* after the last panel: what is read next, or null */
+  int64_t n, k, chunk, chunks, ldw;
 } Reading;
 
-/* Chunk i, to be widened. */
-INLINE Widening chunk_at(const Reading *r, int64_t i, char *out) {
-  const int64_t chunks = parts(r->k, r->chunk), bytes = r->chunk / 2 * r->ldw, further = BEHIND - CHUNK / 4 * r->ldw;
-  const char *at[2];
-  for (int64_t j = i; j < i + 2; j++) at[j - i] = j < chunks ? r->first + j * bytes : r->second + (j - chunks) * bytes;
-  const int64_t kc = i < chunks || r->second ? smaller(r->chunk, r->k - i % chunks * r->chunk) : 0;
-  return (Widening){at[0], at[1] + further, r->ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
+/* A chunk of a panel. */
+typedef struct {
+  int64_t chunk, panel;
+} Place;
+
+INLINE Place after(const Reading *r, Place p) {
+  return p.panel + 1 < r->n ? (Place){p.chunk, p.panel + 1} : (Place){p.chunk + 1, 0};
 }
 
-/* The first chunk of a panel may have been widened beside the last one of the panel before. (Of a matrix's inputs, the last
- * ones may be fewer than those before, and need no more of it.) */
-INLINE void sums_of_panel(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums,
-                          Workspace *b) {
-  const Reading r = {weights_to(l, p * PANEL), next < 0 ? NULL : weights_to(l, next * PANEL), l->k,
-                     m < MANY ? CHUNK / 2 : CHUNK, row_of(kind, l->block)};
+INLINE const char *weights_at(const Reading *r, Place p) {
+  const int64_t bytes = r->chunk / 2 * r->ldw;
+  return p.chunk < r->chunks ? r->at[p.panel] + p.chunk * bytes : r->at[r->n] + (p.chunk - r->chunks + p.panel) * bytes;
+}
+
+/* A chunk, to be widened. */
+INLINE Widening chunk_at(const Reading *r, Place p, char *out) {
+  const int64_t terms = r->k - (p.chunk < r->chunks ? p.chunk : 0) * r->chunk;
+  const int64_t kc = p.chunk < r->chunks || r->at[r->n] ? smaller(r->chunk, terms) : 0;
+  const char *ask = weights_at(r, after(r, p)) + (r->n > 1 ? 0 : BEHIND - CHUNK / 4 * r->ldw);
+  return (Widening){weights_at(r, p), ask, r->ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
+}
+
+/* The first chunk may have been widened beside the last one of the panels before. (Of a matrix's inputs, the last ones may
+ * be fewer than those before, and need no more of it.) */
+INLINE void sums_of_panels(int kind, const Linear *l, const Panels *now, int64_t next, int64_t m, Inputs x, float *sums,
+                           Workspace *b) {
+  const int64_t chunk = m < MANY ? CHUNK / 2 : CHUNK;
+  Reading r = {{0}, now->n, l->k, chunk, parts(l->k, chunk), row_of(kind)};
+  for (int64_t j = 0; j < r.n; j++) r.at[j] = weights_to(l, now->at[j] * PANEL);
+  r.at[r.n] = next < 0 ? NULL : weights_to(l, next * PANEL);
   char *panel = b->panel, *other = panel + CHUNK * 64;
-  if (b->widened != r.first) {
-    Widening first = chunk_at(&r, 0, panel);
+  if (b->widened != r.at[0]) {
+    Widening first = chunk_at(&r, (Place){0, 0}, panel);
     widen_all(kind, &first);
   } else if (b->in_other) other = panel, panel += CHUNK * 64;
-  for (int64_t i = 0; i * r.chunk < l->k; i++) {
-    const int64_t n = parts(smaller(r.chunk, l->k - i * r.chunk), DEPTH);
-    Widening beside = chunk_at(&r, i + 1, other);
+  for (Place p = {0, 0}; p.chunk < r.chunks; p = after(&r, p)) {
+    const int64_t n = parts(smaller(chunk, l->k - p.chunk * chunk), DEPTH);
+    Widening beside = chunk_at(&r, after(&r, p), other);
     const int64_t each = parts(beside.end, n * parts(m, 2 * SIDE));
     Inputs block = x;
-    float *c = sums;
+    float *c = sums + p.panel * ROWS * PANEL;
     for (int64_t left = m; left > 0; left -= 2 * SIDE, block.at += x.block, c += 2 * SIDE * PANEL) {
-      if (left > SIDE) multiply_block(kind, 1, each, n, block, panel, c, i > 0, &beside);
-      else multiply_block(kind, 0, each, n, block, panel, c, i > 0, &beside);
+      if (left > SIDE) multiply_block(kind, 1, each, n, block, panel, c, p.chunk > 0, &beside);
+      else multiply_block(kind, 0, each, n, block, panel, c, p.chunk > 0, &beside);
       if (b->meanwhile) b->meanwhile(b->of);
     }
     widen_all(kind, &beside);
     char *widened = other;
     other = panel, panel = widened;
-    x.at += n * x.step;
+    if (p.panel + 1 == r.n) x.at += n * x.step;
   }
-  b->widened = r.second;
+  b->widened = r.at[r.n];
   b->in_other = panel != b->panel;
 }
 
@@ -244,7 +261,7 @@ INLINE void floats_of(int kind, const char *w, vf even[2], vf odd[2]) {
 /* The sums of a few inputs, by vectors. Weights go from memory to registers: nothing is stored and loaded again. */
 INLINE void sums_of_few(int kind, int m, const Linear *l, int64_t p, Inputs x, float *sums) {
   const char *w = weights_to(l, p * PANEL);
-  const int64_t ldw = row_of(kind, l->block);
+  const int64_t ldw = row_of(kind);
   vf total[FEW][2] = {0};
   for (int64_t from = 0; from < l->k; from += DEPTH, x.at += x.step) {
     vf even[FEW][2] = {0}, odd[FEW][2] = {0};
@@ -264,8 +281,8 @@ INLINE void sums_of_few(int kind, int m, const Linear *l, int64_t p, Inputs x, f
       for (int j = 0; j < m; j++)
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-          even[j][half] += first[half] * splat(terms[j][0][i]);
-          odd[j][half] += second[half] * splat(terms[j][1][i]);
+          even[j][half] = add_times(even[j][half], first[half], splat(terms[j][0][i]));
+          odd[j][half] = add_times(odd[j][half], second[half], splat(terms[j][1][i]));
         }
     }
     for (int j = 0; j < m; j++)
@@ -275,18 +292,20 @@ INLINE void sums_of_few(int kind, int m, const Linear *l, int64_t p, Inputs x, f
     for (int half = 0; half < 2; half++) store(sums + j * PANEL + half * LANES, total[j][half]);
 }
 
-INLINE void sums_of_kind(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums,
+INLINE void sums_of_kind(int kind, const Linear *l, const Panels *now, int64_t next, int64_t m, Inputs x, float *sums,
                          Workspace *b) {
-  if (m == 1) sums_of_few(kind, 1, l, p, x, sums);
-  else if (m == FEW) sums_of_few(kind, FEW, l, p, x, sums);
-  else sums_of_panel(kind, l, p, next, m, x, sums, b);
+  if (m > FEW) sums_of_panels(kind, l, now, next, m, x, sums, b);
+  else
+    for (int64_t j = 0; j < now->n; j++, sums += ROWS * PANEL)
+      if (m == 1) sums_of_few(kind, 1, l, now->at[j], x, sums);
+      else sums_of_few(kind, FEW, l, now->at[j], x, sums);
 }
 
-void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Workspace *b) {
+void sums_on_tiles(const Linear *l, const Panels *now, int64_t next, int64_t m, Inputs x, float *sums, Workspace *b) {
   /* constants, so that each case is a function of its own */
-  if (l->kind == BF16) sums_of_kind(BF16, l, p, next, m, x, sums, b);
-  else if (l->kind == TWELVE) sums_of_kind(TWELVE, l, p, next, m, x, sums, b);
-  else sums_of_kind(INT8_HALF, l, p, next, m, x, sums, b);
+  if (l->kind == BF16) sums_of_kind(BF16, l, now, next, m, x, sums, b);
+  else if (l->kind == TWELVE) sums_of_kind(TWELVE, l, now, next, m, x, sums, b);
+  else sums_of_kind(INT8_HALF, l, now, next, m, x, sums, b);
 }
 
 /* ---------------------------------------------------------------- inputs */

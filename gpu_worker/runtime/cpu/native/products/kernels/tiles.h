@@ -39,8 +39,8 @@ void end_tiles(uint32_t before);
  * inputs or more they have all their rows, as after begin_tiles; `multiply_tiles` expects that. */
 void fit_tiles(int64_t m);
 
-/* The same where every tile of inputs has the same rows, of `run` terms: see group_tiles.c. */
-void fit_runs(int64_t m, int64_t run);
+/* The same where every tile of inputs has the same rows, of this many bytes: see group_tiles.c. */
+void fit_runs(int64_t m, int64_t bytes);
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
@@ -49,9 +49,14 @@ void fit_runs(int64_t m, int64_t run);
  * terms those to the first SIDE outputs, then those to the others. */
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
 
-/* sums [m in whole blocks][PANEL]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then,
- * or -1. `b->meanwhile` is called after each block of inputs and chunk of terms. */
-void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Workspace *b);
+/* Panels of outputs that are computed together: so each chunk of the inputs is read once for all of them. */
+typedef struct {
+  int64_t n, at[MOST_PANELS];
+} Panels;
+
+/* sums [now->n][ROWS][PANEL], of which m in whole blocks are written: those of these panels, for m <= ROWS inputs. next: the
+ * panel whose weights are read then, or -1. `b->meanwhile` is called after each block of inputs and chunk of terms. */
+void sums_on_tiles(const Linear *l, const Panels *now, int64_t next, int64_t m, Inputs x, float *sums, Workspace *b);
 #else
 /* Without tiles packed inputs lie row by row. */
 INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }

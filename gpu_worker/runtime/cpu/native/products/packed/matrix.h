@@ -19,19 +19,18 @@
 #else
 #define ROWS 192
 #endif
+#define MOST_PANELS 4 /* that a thread computes together */
 
 /* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. Only with groups: FOUR, codes of four bits,
  * and SIX, numbers from -32 to 31. E4M3: with groups, or of keys and values. */
 enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5, FOUR = 7, SIX = 9 };
 
 typedef struct {
-  const char *weight; /* whole blocks: [n / block][k][block]; see pack.h */
-  const char *tail;   /* the block of the last n % block outputs, padded, or null */
+  const char *weight; /* whole blocks: [n / PANEL][k][PANEL]; see pack.h */
+  const char *tail;   /* the block of the last n % PANEL outputs, padded, or null */
   const float *scale; /* [n], for both kinds of INT8, for TWELVE, and maybe beside groups */
   const float *bias;  /* [n] or null */
-  int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
-  void *library;        /* the same weights as a library has them, or null; see library.h */
-  int64_t library_from; /* this many rows or more are the library's */
+  int32_t n, k, kind;   /* k is even for BF16 and INT8_HALF */
   int64_t stride;       /* from one block to the next, in bytes */
   const struct Groups *groups; /* of inputs that share a scale, see groups.h; or null */
   int32_t activation;   /* of outputs or gates, where ACTED or GATED: see functions.h */
@@ -45,7 +44,7 @@ typedef struct {
                       * With TILES those of an adapter's matrix, as tiles.h packs them, or a row before it is packed */
   const float *held; /* whose copy `inputs` is */
   int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k] */
-  float *sums;       /* [2][ROWS][PAIR] */
+  float *sums;       /* [2][MOST_PANELS][ROWS][PANEL] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c or group_tiles.c */
   const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */
   int in_other;        /* whether it is the second one there */

@@ -5,22 +5,22 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* rows [n <= block, k] -> one block [k][block], padded with zeros */
-static void pack_block(int kind, int64_t block, const char *rows, int n, int64_t k, char *out) {
-  const int64_t size = size_of(kind), squares = kind == BF16 && n == block ? k / (2 * LANES) * 2 * LANES : 0;
-  if (n < block) memset(out, 0, (size_t)(k * block * size));
+/* rows [n <= PANEL, k] -> one block [k][PANEL], padded with zeros */
+static void pack_block(int kind, const char *rows, int n, int64_t k, char *out) {
+  const int64_t size = size_of(kind), squares = kind == BF16 && n == PANEL ? k / (2 * LANES) * 2 * LANES : 0;
+  if (n < PANEL) memset(out, 0, (size_t)(k * PANEL * size));
   for (int64_t c = 0; c < squares; c += 2 * LANES) /* pairs of bfloat16 change place as one lane */
     for (int i = 0; i < n; i += LANES) {
       vu square[LANES];
       for (int j = 0; j < LANES; j++) square[j] = *(const vu *)((const uint16_t *)rows + (i + j) * k + c);
       transpose(square);
-      for (int j = 0; j < LANES; j++) *(vu *)((uint32_t *)out + (c / 2 + j) * block + i) = square[j];
+      for (int j = 0; j < LANES; j++) *(vu *)((uint32_t *)out + (c / 2 + j) * PANEL + i) = square[j];
     }
   for (int64_t from = squares; from < k; from += 64) { /* a few lines of each row at a time */
     const int64_t to = smaller(k, from + 64);
     for (int i = 0; i < n; i++)
       for (int64_t c = from; c < to; c++) {
-        const int64_t at = place(kind, block, c, i);
+        const int64_t at = place(kind, c, i);
         if (kind == F32) ((float *)out)[at] = ((const float *)rows)[i * k + c];
         else if (kind == BF16) ((uint16_t *)out)[at] = ((const uint16_t *)rows)[i * k + c];
         else out[at] = rows[i * k + c];
@@ -104,11 +104,11 @@ static int64_t shorten_block(const uint16_t *block, const uint16_t *exponents, i
  * have those after the last. exponents: what is to be added to the weights' bits, [PANEL][2] */
 static void block_of_panel(const Linear *l, int64_t p, uint16_t *block, uint16_t *exponents) {
   const int64_t n = smaller(PANEL, l->n - p * PANEL);
-  pack_block(BF16, PANEL, l->weight + p * l->k * PANEL * 2, (int)n, l->k, (char *)block);
+  pack_block(BF16, l->weight + p * l->k * PANEL * 2, (int)n, l->k, (char *)block);
   for (int64_t i = 0; i < PANEL; i++) {
     const float scale = i < n ? l->scale[p * PANEL + i] : 0;
     exponents[2 * i] = exponents[2 * i + 1] = scale > 0 ? (uint16_t)(ilogbf(scale) * -128) : 0;
-    for (int64_t c = 0; scale == 0 && c < l->k; c++) block[place(BF16, PANEL, c, i)] = 127 << 7;
+    for (int64_t c = 0; scale == 0 && c < l->k; c++) block[place(BF16, c, i)] = 127 << 7;
   }
 }
 
@@ -166,22 +166,21 @@ void petiole_pack(Linear *l, char *copies, char *to, int32_t n_threads) {
   (void)to;
 #endif
   if (l->kind == TWELVE) l->kind = BF16, l->scale = NULL;
-  const int64_t bytes = l->stride = l->k * l->block * size_of(l->kind), whole = l->n / l->block;
+  const int64_t bytes = l->stride = l->k * PANEL * size_of(l->kind), whole = l->n / PANEL;
 #pragma omp parallel for schedule(static) num_threads(n_threads)
   for (int64_t b = 0; b < whole; b++) {
     char *block = (char *)l->weight + b * bytes, *rows = copies + omp_get_thread_num() * bytes;
     memcpy(rows, block, (size_t)bytes);
-    pack_block(l->kind, l->block, rows, (int)l->block, l->k, block);
+    pack_block(l->kind, rows, PANEL, l->k, block);
   }
-  if (l->n % l->block)
-    pack_block(l->kind, l->block, l->weight + whole * bytes, l->n % l->block, l->k, (char *)l->tail);
+  if (l->n % PANEL) pack_block(l->kind, l->weight + whole * bytes, l->n % PANEL, l->k, (char *)l->tail);
 }
 
 /* The weight from input c to output n of the block with these rows, not yet scaled. */
 static float weight_of(const Linear *l, const char *rows, int64_t c, int64_t n) {
   uint32_t bits;
   if (l->kind != TWELVE) {
-    const int64_t at = place(l->kind, l->block, c, n);
+    const int64_t at = place(l->kind, c, n);
     bits = l->kind == F32 ? ((const uint32_t *)rows)[at] : (uint32_t)((const uint16_t *)rows)[at] << 16;
   } else {
     const uint8_t *row = (const uint8_t *)rows + c / 2 * ROW12, *codes = row + CODES;
@@ -197,12 +196,12 @@ static float weight_of(const Linear *l, const char *rows, int64_t c, int64_t n) 
 }
 
 void embed(const Linear *l, int64_t t, const int64_t *ids, float factor, float *out) {
-  const int64_t row = row_of(l->kind, l->block), n_rows = l->k / AT_ONCE(l->kind);
+  const int64_t row = row_of(l->kind), n_rows = l->k / AT_ONCE(l->kind);
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < t; i++) {
     const char *rows = block_of(l, ids[i]) + before_rows(l), *first = weights_to(l, ids[i]);
     const float scale = (l->kind == TWELVE ? l->scale[ids[i]] : 1) * factor; /* twelve bits: a power of two */
     for (int64_t at = 0; at < n_rows; at++) __builtin_prefetch(first + at * row);
-    for (int64_t c = 0; c < l->k; c++) out[i * l->k + c] = weight_of(l, rows, c, ids[i] % l->block) * scale;
+    for (int64_t c = 0; c < l->k; c++) out[i * l->k + c] = weight_of(l, rows, c, ids[i] % PANEL) * scale;
   }
 }

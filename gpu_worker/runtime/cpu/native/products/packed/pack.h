@@ -1,17 +1,14 @@
 /* How weights lie in memory.
  *
- * They are rearranged once into blocks of outputs. A block holds, for one input after another, the weights that lead to its
- * outputs:
+ * They are rearranged once into blocks of the 32 outputs of a panel. A block holds, for one input after another, the weights
+ * that lead to its outputs:
  *
- *     k = 0:  w[n0, 0]  w[n0 + 1, 0]  ...  w[n0 + block - 1, 0]
+ *     k = 0:  w[n0, 0]  w[n0 + 1, 0]  ...  w[n0 + 31, 0]
  *     k = 1:  w[n0, 1]  w[n0 + 1, 1]  ...
  *
  * or, in bfloat16, for two inputs after the next two:
  *
  *     k = 0, 1:  w[n0, 0] w[n0, 1]   w[n0 + 1, 0] w[n0 + 1, 1]  ...
- *
- * A block has one panel of 32 outputs, or two side by side where a library that reads the same weights (library.h) orders
- * them so.
  *
  * TWELVE, bfloat16 in 12 bits without loss: of the 8 bits of an exponent most say little. Nearly all weights to an output
  * lie within 16 powers of two, so all are scaled by the power of two that makes the exponents of these 127, 126, ..., 112.
@@ -40,19 +37,17 @@
 
 /* Where the weight from input c to output n lies. A pair of bfloat16 makes one float's bits: the even one is shifted
  * up, the odd one masked. */
-INLINE int64_t place(int kind, int64_t block, int64_t c, int64_t n) {
-  return kind == BF16 ? (c / 2 * block + n) * 2 + c % 2 : c * block + n;
+INLINE int64_t place(int kind, int64_t c, int64_t n) {
+  return kind == BF16 ? (c / 2 * PANEL + n) * 2 + c % 2 : c * PANEL + n;
 }
 
 /* From the weights of AT_ONCE inputs to those of the next, in bytes. */
-INLINE int64_t row_of(int kind, int64_t block) {
-  return kind == TWELVE ? block / PANEL * ROW12 : block * AT_ONCE(kind) * size_of(kind);
-}
+INLINE int64_t row_of(int kind) { return kind == TWELVE ? ROW12 : PANEL * AT_ONCE(kind) * size_of(kind); }
 
 /* The block of output n. */
 INLINE const char *block_of(const Linear *l, int64_t n) {
-  const int64_t block = n / l->block;
-  return block < l->n / l->block ? l->weight + block * l->stride : l->tail;
+  const int64_t block = n / PANEL;
+  return block < l->n / PANEL ? l->weight + block * l->stride : l->tail;
 }
 
 /* The bytes before the rows of a block. */
@@ -60,7 +55,7 @@ INLINE int64_t before_rows(const Linear *l) { return l->kind == TWELVE ? l->stri
 
 /* Where the weights of AT_ONCE inputs to output n begin. In 12 bits, those to its panel. */
 INLINE const char *weights_to(const Linear *l, int64_t n) {
-  const int64_t within = l->kind == TWELVE ? before_rows(l) : place(l->kind, l->block, 0, n % l->block) * size_of(l->kind);
+  const int64_t within = l->kind == TWELVE ? before_rows(l) : place(l->kind, 0, n % PANEL) * size_of(l->kind);
   return block_of(l, n) + within;
 }
 
