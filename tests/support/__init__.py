@@ -30,6 +30,7 @@ A whole installation, and who uses it:
     rights           the Redis users of docs/access-lists.md
     hostile          messages as no producer sends them
     reading          the names that code reads of a message
+    parsing          Python's text as a tree, without a garbage collection meanwhile
     bodies           bodies of HTTP requests that are nearly right
     hostile_broadcasts  control commands and events as no Celery sends them
     scraping         `petiole metrics` as a process
