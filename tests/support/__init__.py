@@ -1,7 +1,8 @@
 """Doubles and real servers for the tests.
 
     trials           which tests only `make test-all` runs
-    nursery          workers and gateways of `make test`, forked by a process that has their libraries
+    nursery          workers and gateways of `make test` and `make trials`, forked by a process that has their
+                     libraries
     outside          what the shell of a run has exported, and its tests must not see
 
 A whole installation, and who uses it:

@@ -204,7 +204,7 @@ class Site:
         self.server.kill()
 
     def forget(self) -> None:
-        """Celery's producer subscribes to each result, and whoever drops one unsubscribes. Without Redis this takes
+        """Celery's producer subscribes to each result, and who drops one unsubscribes. Without Redis that takes
         seconds, within a garbage collection of any later test."""
         self.app.backend.result_consumer.subscribed_to.clear()
 
