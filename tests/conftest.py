@@ -50,6 +50,7 @@ settings.load_profile("any machine")
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test is imported."""
     trials.short = config.option.markexpr == "not slow"
+    trials.forks = config.option.markexpr in ("not slow", "slow")
 
 
 @pytest.hookimpl(wrapper=True)

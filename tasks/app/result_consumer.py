@@ -11,7 +11,8 @@ own. Celery decides, in all versions, which result objects wait, and what happen
 
 All operations on the subscription hold its lock. A result that is dropped unsubscribes, and the garbage collector
 may drop it in the middle of such an operation. So `cancel_for` only notes the result, and the holder of the lock
-unsubscribes when it releases the lock."""
+unsubscribes when it releases the lock. Whoever drops a result does not wait for a Redis that is away: the next
+caller that waits for a result subscribes again."""
 
 from __future__ import annotations
 
@@ -159,8 +160,10 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
                     if key in self.subscribed_to:
                         self.subscribed_to.discard(key)
                         if self._pubsub is not None:
-                            with self.reconnect_on_error():
+                            try:
                                 self._pubsub.unsubscribe(key)
+                            except self._connection_errors:
+                                self._pubsub = None
             finally:
                 self._depth.value -= 1
                 self._pubsub_lock.release()
@@ -203,8 +206,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
             self.subscribed_to.discard(key)
         elif key in self.subscribed_to:
             self._to_unsubscribe.add(key)
-            with contextlib.suppress(Unavailable):  # then there is no subscription either
-                self._unsubscribe_dropped()
+            self._unsubscribe_dropped()
 
     def _subscribe_anew(self) -> None:
         """Subscribe again to all channels that were subscribed to before the connection was lost."""

@@ -9,6 +9,7 @@ changes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -40,6 +41,18 @@ def refuses_writes(error: Exception) -> bool:
     """Whether `error` says that the server currently refuses all writes."""
     codes = ("OOM ", "NOREPLICAS ", "MISCONF ")
     return isinstance(error, redis_py.OutOfMemory) or demoted(error) or any(code in str(error) for code in codes)
+
+
+@contextlib.contextmanager
+def refusals_are_losses() -> Iterator[None]:
+    """For callers that wait for a server that is away: raises `redis.ConnectionError` for one that refuses all
+    writes, too."""
+    try:
+        yield
+    except ResponseError as error:
+        if not refuses_writes(error):
+            raise
+        raise redis.ConnectionError(str(error)) from error
 
 
 def caused_by_call(error: BaseException) -> bool:

@@ -136,7 +136,8 @@ def stopped_by_a_fault(site: Site, folder: Path, *asked: str) -> str:
     stopped = run_python(site, "-c", FAULTY, "batch", *asked, TMPDIR=str(folder))
     assert stopped.returncode == 1, stopped.stderr
     [log] = folder.glob("petiole-batch-*.log")
-    [said] = stopped.stderr.splitlines()
+    *_, said = stopped.stderr.splitlines()  # on a busy machine a note of why nothing goes on may come before
+    assert "Traceback" not in stopped.stderr
     assert "in turn" in log.read_text()
     known = f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback"
     assert said.startswith(known)

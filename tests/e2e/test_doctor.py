@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,9 @@ import redis
 from petiole.tasks.fleet import usage
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from tests.support.nursery import petiole
 from tests.support.scraping import exporting
-from tests.support.site import REPOSITORY, RedisServer, Site, eventually
+from tests.support.site import RedisServer, Site, eventually
 
 pytestmark = pytest.mark.e2e
 AWAY = "redis://127.0.0.1:1/0"
@@ -22,10 +21,7 @@ AWAY = "redis://127.0.0.1:1/0"
 
 def found(site: Site, **environment: str) -> list[tuple[str, str]]:
     """Names of findings, and what is wrong."""
-    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "doctor", "--json"]
-    ran = subprocess.run(
-        command, cwd=REPOSITORY, env=site.environment | environment, capture_output=True, text=True, check=False
-    )
+    ran = petiole("doctor", "--json", **site.environment | environment)
     findings = json.loads(ran.stdout)
     assert ran.returncode == any(one["grade"] == "problem" for one in findings), ran.stderr
     return [(one["name"], one["what"]) for one in findings]

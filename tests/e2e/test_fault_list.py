@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +33,7 @@ from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
 from tests.support.rights import SECRET, grant, grant_gateway
 from tests.support.scraping import exporter, samples_of
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.site import Site, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -68,9 +66,7 @@ class Fleet:
 
     def doctor(self) -> set[str]:
         asked = [] if self.gateway is None else ["--gateway", self.gateway.url]
-        command = [sys.executable, "-m", "petiole.tasks.commands.cli", "doctor", "--json", *asked]
-        environment = {**os.environ, **self.site.environment, "PETIOLE_GATEWAY_PORT": "1"}
-        ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+        ran = petiole("doctor", "--json", *asked, **self.site.environment, PETIOLE_GATEWAY_PORT=1)
         assert ran.stdout, ran.stderr
         return {finding["name"] for finding in json.loads(ran.stdout)}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,18 +10,16 @@ import pytest
 from petiole.contract.requests.count import queue_of
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.wire.keys import QUARANTINE_KEY, stream_keys, usage_keys
+from tests.support import nursery
 from tests.support.fake_engine import expected
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.site import Site, eventually
 
 LONG = 2_000
 
 
 def petiole(site: Site, *arguments: str) -> tuple[int, str]:
     """A command's exit status and output."""
-    command = [sys.executable, "-m", "petiole.tasks.commands.cli", *arguments]
-    ran = subprocess.run(
-        command, cwd=REPOSITORY, env=site.environment, capture_output=True, text=True, check=False
-    )
+    ran = nursery.petiole(*arguments, **site.environment)
     return ran.returncode, ran.stdout + ran.stderr
 
 

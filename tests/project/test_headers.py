@@ -11,6 +11,7 @@ import pytest
 from petiole.tasks.wire import keys
 from petiole.tasks.wire.headers import KNOWN, OWN
 from tests.project.test_structure import MODULES
+from tests.support.parsing import parsed
 
 ELSEWHERE = {
     "petiole.tasks.worker.broker.gate": "checks the whole message",
@@ -69,12 +70,12 @@ def reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_header_is_read_by_its_rule(name: str) -> None:
-    found = [read for read in reads(ast.parse(MODULES[name].read_text())) if read[1] not in NOT_HEADERS]
+    found = [read for read in reads(parsed(MODULES[name].read_text())) if read[1] not in NOT_HEADERS]
     assert found == [], f"{MODULES[name]}: read headers with a `Header` of `tasks.wire.headers`"
 
 
 def test_the_check_finds_what_it_looks_for() -> None:
-    tree = ast.parse(
+    tree = parsed(
         "a = message.headers.get('x')\nb = self.message[NAME]\nheaders = message.headers or {}\nheaders['y']\n"
         "given = item['headers']\n'z' in given\nrow.get('w')\n"
     )

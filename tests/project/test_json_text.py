@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from petiole import json_text
+from tests.support.parsing import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ["1e308", "-1e308", "1.7976931348623157e308", "5e-324", "1e-999", "-0.0", "1E5", "0.1", "9" * 400]
@@ -43,7 +44,7 @@ def test_the_gateway_reads_untyped_text_in_no_other_way() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in (ROOT / "gateway").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "msgspec.json.decode"
         and "type" not in {keyword.arg for keyword in node.keywords}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from petiole import tasks
+from tests.support.parsing import parsed
 from tests.support.site import REPOSITORY
 
 SAME = """
@@ -131,7 +132,7 @@ def test_the_package_names_what_the_producer_side_names() -> None:
 
 def test_type_checkers_see_the_names_that_are_imported_later() -> None:
     """Names are listed for Python and, under TYPE_CHECKING, for type checkers and the test of circles."""
-    tree = ast.parse((REPOSITORY / "tasks" / "__init__.py").read_text())
+    tree = parsed((REPOSITORY / "tasks" / "__init__.py").read_text())
     seen = {
         alias.asname or alias.name: f"{node.module}:{alias.name}"
         for guarded in tree.body

@@ -17,6 +17,7 @@ from petiole.tasks.commands.terminal import Plain, print_table, table_text
 from petiole.tasks.worker.boot import log_redaction
 from tests.project.test_structure import MODULES
 from tests.support.hostile import FORGED
+from tests.support.parsing import parsed
 
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
@@ -107,7 +108,7 @@ def logged(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 TREES = cache(
-    lambda: {name: ast.parse(path.read_text()) for name, path in MODULES.items() if name.startswith("petiole")}
+    lambda: {name: parsed(path.read_text()) for name, path in MODULES.items() if name.startswith("petiole")}
 )
 
 
@@ -167,7 +168,7 @@ def test_every_command_prints_plainly(monkeypatch: pytest.MonkeyPatch, stream: t
 @pytest.mark.parametrize("name", [name for name in sorted(MODULES) if name.startswith("petiole.tasks.commands")])
 def test_whatever_rich_shows_it_shows_on_the_one_console(name: str) -> None:
     """Its codes are not escaped: so another console would be a way around."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    for node in ast.walk(parsed(MODULES[name].read_text())):
         match node:
             case ast.Call(func=ast.Name(id="Console")):
                 assert name.endswith(".terminal")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parsing import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("gateway", "tasks", "gpu_worker", "cache")
 BESIDE = ("bench", "training")
@@ -50,7 +52,7 @@ PRODUCT = [name for name in FOLDERS if name.startswith("petiole.")]
 
 def imported(name: str) -> Iterator[str]:
     """The modules that a module imports anywhere in its code, those under TYPE_CHECKING and in functions, too."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    for node in ast.walk(parsed(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
@@ -182,7 +184,7 @@ def rooms(folder: str) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_opens_with_a_map_of_its_rooms(folder: str) -> None:
-    docstring = ast.get_docstring(ast.parse(MODULES[folder].read_text())) or ""
+    docstring = ast.get_docstring(parsed(MODULES[folder].read_text())) or ""
     mapped = re.findall(r"^ *([a-z0-9_]+/?)  +\S", docstring, re.MULTILINE)
     assert sorted(mapped) == sorted(rooms(folder))
 
@@ -208,7 +210,7 @@ def test_no_file_name_stands_for_more_than_two_files() -> None:
 
 def test_hardly_a_class_name_stands_for_two_classes() -> None:
     product = [path for name, path in MODULES.items() if name.startswith("petiole.")]
-    nodes = (node for path in product for node in ast.walk(ast.parse(path.read_text())))
+    nodes = (node for path in product for node in ast.walk(parsed(path.read_text())))
     names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert len(names) > 800
     twice = sorted(name for name, count in names.items() if count > 1)

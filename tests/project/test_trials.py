@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parsing import parsed
 from tests.support.site import REPOSITORY
 from tests.support.trials import TRIALS, is_slow
 
@@ -20,7 +21,7 @@ def test_files_and_representatives_of_trials_exist(trials: str) -> None:
     functions = {
         node.name
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parsed(file.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name.partition("[")[0] for name in TRIALS[trials]} <= functions

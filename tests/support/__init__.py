@@ -1,7 +1,8 @@
 """Doubles and real servers for the tests.
 
     trials           which tests only `make test-all` runs
-    nursery          workers and gateways of `make test`, forked by a process that has their libraries
+    nursery          workers and gateways of `make test` and `make trials`, forked by a process that has their
+                     libraries
     outside          what the shell of a run has exported, and its tests must not see
 
 A whole installation, and who uses it:
@@ -30,6 +31,7 @@ A whole installation, and who uses it:
     rights           the Redis users of docs/access-lists.md
     hostile          messages as no producer sends them
     reading          the names that code reads of a message
+    parsing          Python's text as a tree, without a garbage collection meanwhile
     bodies           bodies of HTTP requests that are nearly right
     hostile_broadcasts  control commands and events as no Celery sends them
     scraping         `petiole metrics` as a process

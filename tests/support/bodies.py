@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from petiole.contract.requests.bounds import Bounded, Entries
 from petiole.gateway.http import application
 from tests.support import reading
+from tests.support.parsing import parsed
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 2**31, 2**63, 2**64, -(2**70), 0.5, -0.0, 1e308, "", "x", "\x00", "\ud800",
@@ -58,7 +59,7 @@ def kinds() -> Mapping[str, type[Bounded]]:
 
 def _read(handler: Any) -> type[Bounded] | None:
     """The type in `request_body.read(request, TYPE)`."""
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(handler)))):
+    for node in ast.walk(parsed(textwrap.dedent(inspect.getsource(handler)))):
         match node:
             case ast.Call(func=ast.Attribute(attr="read"), args=[_, ast.Name(id=name)]):
                 found: type[Bounded] = inspect.unwrap(handler).__globals__[name]

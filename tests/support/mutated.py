@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.parsing import parsed
+
 Place = tuple[str | int, ...]
 
 
@@ -30,7 +32,7 @@ VALUES: tuple[Any, ...] = (
 
 def read_by(folder: Path) -> list[str]:
     """Every text in the source of a folder that may be a key of a file."""
-    trees = (ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py")))
+    trees = (parsed(path.read_text()) for path in sorted(folder.rglob("*.py")))
     texts = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return sorted({text for text in texts if isinstance(text, str) and text.replace(".", "").isidentifier()})
 

@@ -1,8 +1,9 @@
-"""Processes of `make test` that need not import their libraries: a process that has them forks for each.
+"""Processes of `make test` and `make trials` that need not import their libraries: a process that has them forks
+for each.
 
 Importing torch and Celery is most of what a worker's start costs. A forked process has imported nothing that
 reads a setting, and runs the module with the arguments, environment, folder and output of the command itself.
-`start` runs the command outside of `make test`, and with an environment that imports of libraries may read.
+`start` runs the command itself in other runs of the tests, and with an environment that imports may read.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def start(
     errors: IO[bytes] | None = None,
     python: Path | str = sys.executable,
 ) -> Forked | subprocess.Popen[bytes]:
-    """`python -m ARGUMENTS`: forked in `make test`. errors: where they go if not to `output`."""
-    if trials.short and str(python) == sys.executable and hasattr(os, "pidfd_open"):
+    """`python -m ARGUMENTS`: forked in `make test` and `make trials`. errors: where they go if not to `output`."""
+    if trials.forks and str(python) == sys.executable and hasattr(os, "pidfd_open"):
         suitable = [nursery for nursery in _nurseries if nursery.suits(environment)]
         if not suitable and len(_nurseries) < MOST:
             suitable = [Nursery(environment, folder)]

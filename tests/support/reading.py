@@ -16,6 +16,7 @@ from petiole.contract.requests.count import CountRequest
 from petiole.contract.tasks import TASKS
 from petiole.tasks.wire.headers import KNOWN, OWN, RESERVED
 from petiole.tasks.worker.broker.gate import task_message as gate
+from tests.support.parsing import parsed
 
 READERS = (
     *("celery.app.amqp", "celery.app.task", "celery.app.trace", "celery.app.log", "celery.canvas"),
@@ -31,7 +32,7 @@ def tree_of(module: str) -> ast.Module:
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
-    return ast.parse(Path(spec.origin).read_text())
+    return parsed(Path(spec.origin).read_text())
 
 
 def _keys(tree: ast.AST) -> Iterator[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryFile
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.support.site import REPOSITORY, Site
+from tests.support import nursery
+from tests.support.site import REPOSITORY, Site, eventually
 
 Figures = dict[tuple[str, str], float]
 """By sample name, and by the values of its labels, but for the worker and its model."""
@@ -37,24 +37,17 @@ def samples_of(url: str) -> list[Sample]:
 @contextmanager
 def exporter(site: Site, *arguments: str) -> Iterator[str]:
     """Its URL."""
-    command = [
-        sys.executable,
-        "-m",
-        "petiole.tasks.commands.cli",
-        "metrics",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        *arguments,
-    ]
-    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = re.search(r"http://\S+", process.stdout.readline())
-        assert url is not None
+    command = ["petiole.tasks.commands.cli", "metrics", "--host", "127.0.0.1", "--port", "0", *arguments]
+    with TemporaryFile() as output:
+        process = nursery.start(command, nursery.surroundings(**site.environment), REPOSITORY, output)
+
+        def url() -> re.Match[str] | None:
+            said = os.pread(output.fileno(), 2**16, 0).decode()
+            assert process.poll() is None, said
+            return re.search(r"http://\S+(?=\n)", said)
+
         try:
-            yield url[0]
+            yield eventually(url, "it says where it is")[0]
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0

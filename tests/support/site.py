@@ -198,9 +198,15 @@ class Site:
         for worker in self.workers:
             if worker.alive():
                 worker.kill()
+        self.forget()
         self.app.close()
         self.redis.close()
         self.server.kill()
+
+    def forget(self) -> None:
+        """Celery's producer subscribes to each result, and who drops one unsubscribes. Without Redis that takes
+        seconds, within a garbage collection of any later test."""
+        self.app.backend.result_consumer.subscribed_to.clear()
 
     # ------------------------------------------------------------ workers
 

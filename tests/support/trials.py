@@ -90,6 +90,9 @@ def rest(values: Iterable[Any], short: int = 1) -> list[Any]:
 short = False
 """Whether this is `make test`."""
 
+forks = False
+"""Whether a nursery forks workers and gateways: in `make test` and in `make trials`."""
+
 
 def examples(most: int) -> int:
     """How many examples a property tries that takes long for each."""

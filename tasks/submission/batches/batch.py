@@ -5,8 +5,8 @@
         └─────────────────────────────────────────────────────────────────────────────────────────────┘
 
 One thread does everything, so at any instant a row is in one place: not read, to be sent, on its way, or in the
-journal. While Redis is away the loop waits; a full disk ends it. Either way nothing is lost: what is not in the
-journal is in Redis, or is sent again."""
+journal. While Redis is away, or refuses writes, the loop waits; a full disk ends it. Either way nothing is lost:
+what is not in the journal is in Redis, or is sent again."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import redis
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError
+from petiole.tasks.servers.failover import refusals_are_losses
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches.client import AWAY, WRONG, BatchClient
 from petiole.tasks.submission.batches.ended_rows import EndedRows
@@ -200,12 +201,13 @@ class Batch:
     def _turn(self, now: float) -> None:
         before, self._sender.put_off = self.progress.ended, False
         try:
-            self._look(now)
-            self._sender.collect()
-            if not self._stopping.is_set():
-                self._sender.send(window(self._places, self._rate.at(now), self._shared))
-            self._ended.forget(now)
-            self._sender.suspect(now)
+            with refusals_are_losses():
+                self._look(now)
+                self._sender.collect()
+                if not self._stopping.is_set():
+                    self._sender.send(window(self._places, self._rate.at(now), self._shared))
+                self._ended.forget(now)
+                self._sender.suspect(now)
             if self._sender.put_off:
                 self._stopping.wait(AWAY_PAUSE_S)
         except AWAY as error:
@@ -259,9 +261,10 @@ class Batch:
         if self._cancelling and self.output is not None:
             self._cancel()
         try:
-            self._ended.forget(time.monotonic(), all=True)
-            if self.complete:
-                self._ended.forget_kept()
+            with refusals_are_losses():
+                self._ended.forget(time.monotonic(), all=True)
+                if self.complete:
+                    self._ended.forget_kept()
         except AWAY as error:
             self.progress.note = f"results stay in Redis until they expire: {error}"
         self._ended.sync()

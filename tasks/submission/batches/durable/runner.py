@@ -26,6 +26,7 @@ import redis
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
+from petiole.tasks.servers.failover import refusals_are_losses
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches.batch import Batch, Host
 from petiole.tasks.submission.batches.client import AWAY
@@ -260,7 +261,8 @@ class Runner(Host):
     def _keep(self) -> None:
         while not self._over.wait(self._lease.ttl_s / RENEWALS_A_LEASE):
             try:
-                status = self._lease.hold(**self._facts())
+                with refusals_are_losses():
+                    status = self._lease.hold(**self._facts())
             except AWAY:
                 if not self._lease.held:
                     self.stop()

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import ResponseError
 
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError, InvalidRequest, Unavailable
 from petiole.tasks.submission.batches import batch as loop, progress
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.client import BatchClient, Fleet
-from petiole.tasks.submission.batches.in_flight import RowInFlight
+from petiole.tasks.submission.batches.in_flight import FairShare, RowInFlight, Sharing
 from petiole.tasks.submission.batches.journal import OutputFiles
 from petiole.tasks.submission.batches.progress import FirstRows, Progress
 from petiole.tasks.submission.batches.rows.output_lines import OutputLine, TaskOutcome
@@ -116,6 +117,25 @@ def test_a_form_that_finds_redis_away_loses_no_row(
     assert (progress.ended, progress.failed, progress.prompt_tokens) == (ROWS, ROWS // 5, ROWS * 4 // 5 * 2)
     assert isinstance(batch.exchange, Prompt)
     assert len(batch.exchange.sent) == len(set(batch.exchange.sent)) == ROWS * 4 // 5 * 2
+
+
+def test_a_redis_that_refuses_writes_is_waited_for(
+    make: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a master that is about to be demoted, or one that is full."""
+    monkeypatch.setattr(loop, "LOOK_S", 0.0)
+    left = ["NOREPLICAS Not enough good replicas to write.", "OOM command not allowed"]
+
+    class Refused(Sharing):
+        def look(self, queue: str, progress: Progress) -> FairShare:
+            if left:
+                raise ResponseError(left.pop())
+            return super().look(queue, progress)
+
+    batch = make(Failing({}), sharing=Refused())
+    assert batch.run().ended == ROWS
+    assert batch.complete
+    assert not left
 
 
 def test_rows_that_cannot_be_read_are_not_the_end_of_the_rows(make: Callable[..., Batch], tmp_path: Path) -> None:

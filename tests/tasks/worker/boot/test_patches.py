@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from petiole.tasks.worker.boot.patches import PATCHES, PRIVATE, Private
+from tests.support.parsing import parsed
 from tests.support.site import REPOSITORY
 
 LIBRARIES = ("amqp", "celery", "kombu", "redis")
@@ -67,7 +68,7 @@ def classes(module: Any) -> dict[str, str]:
             else:
                 look(child, prefix)
 
-    look(ast.parse("".join(lines)), "")
+    look(parsed("".join(lines)), "")
     return found
 
 
@@ -128,7 +129,7 @@ def test_every_private_name_that_is_used_is_listed() -> None:
         parts = file.relative_to(REPOSITORY).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         module = ".".join(parts if parts[0] == "petiole" else ("petiole", *parts))
-        missing |= {(module, name) for name in reached(ast.parse(file.read_text())) if name not in known}
+        missing |= {(module, name) for name in reached(parsed(file.read_text())) if name not in known}
         missing |= {(module, name) for name in inherited(import_module(module)) if name not in LISTED}
     assert missing == set()
 
