@@ -40,6 +40,8 @@ from petiole.gpu_worker.runtime.interface import Progress, nothing
 from petiole.gpu_worker.runtime.memory.container import host_memory
 from petiole.gpu_worker.runtime.platforms import Platform
 
+_SETTINGS = {field.name for field in dataclasses.fields(EngineConfig)}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -161,13 +163,13 @@ class ModelReader:
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Has errors of a model name its folder or file, which those of its configuration and its tensors do not know.
-    Of a GGUF file no config.json was read."""
+    """Has errors of a model name its folder or file, which those of its configuration and its tensors do not know;
+    those of a setting name the setting. Of a GGUF file no config.json was read."""
     try:
         yield
     except ModelError as error:
         said = str(error)
-        if type(error) is not ModelError or str(folder) in said:
+        if type(error) is not ModelError or str(folder) in said or said.partition(":")[0] in _SETTINGS:
             raise
         said = said.removeprefix("config.json: ") if is_gguf(folder) else said
         raise ModelError(f"{folder}: {said}") from error

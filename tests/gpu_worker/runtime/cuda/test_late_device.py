@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.exceptions import EngineError
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.speculation import Launched, Price
@@ -137,11 +139,15 @@ def test_kv_that_is_copied_to_files_and_back_changes_no_token(
     assert restored[-1] > 0
 
 
-def test_a_buffer_that_both_slots_fill_gives_wrong_tokens(checkpoint: Any, late: Any) -> None:
-    """Broken on purpose: a step's staging overwrites the one before, which its copy has not read."""
+def test_a_buffer_that_both_slots_fill_is_found_out(checkpoint: Any, late: Any) -> None:
+    """Broken on purpose: a step's staging overwrites the one before, which its copy has not read. Tokens are
+    wrong, or a row has a query and no page."""
     folder, model = checkpoint("qwen3")
     with late(folder) as engine:
         slots = engine.runtime._executor._slots
         for layout, graphs in slots[1].graphs.items():
             graphs._buffers = slots[0].graphs[layout]._buffers
-        assert answers(engine) != [oracle(model, prompt, N_TOKENS) for prompt in PROMPTS]
+        found = None
+        with contextlib.suppress(EngineError):
+            found = answers(engine)
+        assert found != [oracle(model, prompt, N_TOKENS) for prompt in PROMPTS]
