@@ -356,9 +356,7 @@ def test_scales_that_are_no_numbers_are_refused(open_runtime: Any, tmp_path: Pat
     raw = bytearray(gguf.packed("Q8_0", torch.randn(64, 96))[0])
     raw[:2] = b"\xff\x7f"
     gguf.write(path, metadata, tensors | {"blk.0.ffn_down.weight": ("Q8_0", (64, 96), bytes(raw))})
-    with pytest.raises(
-        ModelError, match=r"gguf: tensor .*mlp.down_proj.weight must have finite scales"
-    ):
+    with pytest.raises(ModelError, match=r"gguf: tensor .*mlp.down_proj.weight must have finite scales"):
         open_runtime(path)
 
 
@@ -371,9 +369,7 @@ def test_scales_that_are_no_numbers_are_found_before_weights_are_replaced(
     raw[:2] = b"\xff\x7f"
     other = tmp_path / "other.gguf"
     gguf.write(other, metadata, tensors | {"blk.0.ffn_down.weight": ("Q8_0", (64, 96), bytes(raw))})
-    with pytest.raises(
-        ModelError, match=r"gguf: tensor .*mlp.down_proj.weight must have finite scales"
-    ):
+    with pytest.raises(ModelError, match=r"gguf: tensor .*mlp.down_proj.weight must have finite scales"):
         served.prepare_reload(str(other))
 
 
