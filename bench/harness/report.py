@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -142,13 +143,14 @@ class Report:
 
 
 def command(argv: Sequence[str]) -> str:
-    """The command line, without output paths and addresses of servers."""
+    """The command line, without output paths and addresses of servers. Of an absolute path it has the name."""
     places = {"--json", "--plots", "--rabbitmq", "--broker", "--checkpoint"}
     options = [option for before, option in pairwise(argv) if not places & {before, option.partition("=")[0]}]
     program = Path(argv[0])
     if program.name == "__main__.py":  # of a folder that has the workload's name
         program = program.parent.with_suffix(".py")
-    return " ".join([program.name, *options])
+    options = [Path(option).name if option.startswith("/") else option for option in options]
+    return shlex.join([program.name, *options])
 
 
 def write(path: str, record: dict[str, Any]) -> None:

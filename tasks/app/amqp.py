@@ -8,7 +8,10 @@ delivery, which needs exchanges of the type topic."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,19 +27,14 @@ from kombu.pools import ProducerPool
 
 from petiole import _lazy
 from petiole.tasks.app import interop
+from petiole.tasks.errors import Unavailable
 from petiole.tasks.traces import carried
+from petiole.tasks.wire.keys import EXCHANGE_TYPE, QUEUE_TYPE
 
 if TYPE_CHECKING:
     from petiole.tasks.app import redis_transport as publishing
 else:
     publishing = _lazy.module("petiole.tasks.app.redis_transport")
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from petiole.tasks.errors import Unavailable
-from petiole.tasks.wire.keys import EXCHANGE_TYPE, QUEUE_TYPE
 
 _kombu: Any = kombu  # kombu is only partly typed
 

@@ -160,8 +160,8 @@ def native_tower(tower: Tower, progress: Progress = nothing) -> NativeTower | No
 
 
 def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> NativeEncoder | None:
-    """The fast CPU path for the layers of an encoder. None where `native_decoder` is None.
-    progress: called after every few crops, and every second of those that take longer.
+    """The fast CPU path for the layers of an encoder. None where `native_decoder` is None. progress:
+    called after every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
     library = _library_for(encoder, encoder.hidden_size)

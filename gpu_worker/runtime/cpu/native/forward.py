@@ -1,7 +1,7 @@
 """`NativeDecoder`: a decoder over one KV pool, computed by `layers/`.
 
-Activations are float32 whatever the weights are. A product that the processor
-makes in bfloat16 rounds its inputs to bfloat16.
+Activations are float32 whatever the weights are. A product that the processor makes in bfloat16
+rounds its inputs to bfloat16.
 """
 
 from __future__ import annotations
